@@ -1,0 +1,127 @@
+"""From stored images to batches on the device: decoding ahead in threads, resizing where the model is."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from famr.data import Images
+from famr.errors import RequestError
+from famr.preprocessing import Preprocessing
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+"""Images as the model takes them (batch, channels, height, width), and class indices (batch,)."""
+
+Batches: TypeAlias = Callable[[int | None], Iterable[Batch]]
+"""One pass over a set: in a fixed order for None, else in the random order of that seed."""
+
+EVALUATION_BATCH = 256
+
+
+def order(count: int, seed: int | None) -> Tensor:
+    """0, 1, …, count−1, or a permutation of them drawn with `seed`."""
+    if seed is None:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def image_batches(
+    images: Images, preprocessing: Preprocessing, batch_size: int, device: torch.device
+) -> Batches:
+    """Passes over stored images, prepared for a model."""
+
+    def one_pass(seed: int | None) -> Iterator[Batch]:
+        for pixels, targets in pixel_batches(images, preprocessing, batch_size, device, seed):
+            yield preprocessing.normalise(pixels), targets
+
+    return one_pass
+
+
+def pixel_batches(
+    images: Images,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    device: torch.device,
+    seed: int | None,
+) -> Iterator[Batch]:
+    """One pass as uint8 pixels of the model's size, on the device."""
+    targets = images.targets
+    workers = min(8, os.cpu_count() or 1)
+    pending: deque[tuple[Tensor, Future[tuple[Tensor, bool]]]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for positions in order(len(images), seed).split(batch_size):
+            pending.append((positions, pool.submit(_load, images, preprocessing, positions)))
+            if len(pending) > workers:
+                yield _finish(pending.popleft(), preprocessing, targets, device)
+        while pending:
+            yield _finish(pending.popleft(), preprocessing, targets, device)
+
+
+def _load(images: Images, preprocessing: Preprocessing, positions: Tensor) -> tuple[Tensor, bool]:
+    """Stack decoded images: as stored if all are small and of one size (they are resized on the device)."""
+    height, width = preprocessing.crop
+    decoded = [images.pixels(position, preprocessing.channels) for position in positions.tolist()]
+    shape = decoded[0].shape
+    small = shape[-2] <= height and shape[-1] <= width
+    if small and all(pixels.shape == shape for pixels in decoded):
+        return torch.stack(decoded), False
+    return torch.stack([preprocessing.fit(pixels) for pixels in decoded]), True
+
+
+def _finish(
+    loaded: tuple[Tensor, Future[tuple[Tensor, bool]]],
+    preprocessing: Preprocessing,
+    targets: Tensor,
+    device: torch.device,
+) -> Batch:
+    positions, future = loaded
+    pixels, fitted = future.result()
+    pixels = pixels.to(device)
+    return (pixels if fitted else preprocessing.fit(pixels)), targets[positions].to(device)
+
+
+def loader_batches(loader: Iterable[Batch], device: torch.device) -> Batches:
+    """Passes over somebody else's iterable of (images, labels), in its own order."""
+    if iter(loader) is loader:  # a generator gives one pass only; every epoch needs one
+        loader = list(loader)
+
+    def one_pass(_seed: int | None) -> Iterator[Batch]:
+        empty = True
+        for batch in loader:
+            if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+                raise RequestError(
+                    f"The forget loader must yield (images, labels), got {type(batch).__name__}.",
+                    where="forget=",
+                    fix="Yield a tensor of images and a tensor of class indices.",
+                )
+            empty = empty and len(batch[0]) == 0
+            yield batch[0].to(device), batch[1].to(device)
+        if empty:
+            raise RequestError(
+                "The forget set is empty.", where="forget=", fix="Pass at least one (images, labels) batch."
+            )
+
+    return one_pass
+
+
+def resident(images: Images, preprocessing: Preprocessing, device: torch.device) -> Tensor | None:
+    """Every image as stored, uint8, on the GPU: if there is one, all are of one small size, and they fit."""
+    if device.type != "cuda":
+        return None
+    free, _total = torch.cuda.mem_get_info(device)
+    chunks: list[Tensor] = []
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        every = torch.arange(len(images)).split(EVALUATION_BATCH)
+        for pixels, fitted in pool.map(lambda positions: _load(images, preprocessing, positions), every):
+            too_large = 4 * pixels[0].nbytes * len(images) > free
+            if fitted or too_large or (chunks and pixels.shape[1:] != chunks[0].shape[1:]):
+                pool.shutdown(cancel_futures=True)
+                return None
+            chunks.append(pixels)
+    return torch.cat(chunks).to(device)

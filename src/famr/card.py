@@ -1,0 +1,92 @@
+"""The model card of a run folder: README.md with Hugging Face front matter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from famr.models import Classifier
+from famr.tables import COLUMNS, in_percent
+
+if TYPE_CHECKING:
+    from famr.evaluation import Scores
+    from famr.request import Request
+    from famr.train import Trained
+    from famr.unlearning import Unlearned
+
+HUB_LIBRARIES = {"timm": "timm", "transformers": "transformers", "torchvision": "torchvision"}
+
+
+def plain(text: str) -> str:
+    """User text that cannot act as Markdown, HTML or a line of its own.
+
+    >>> plain("a|b <script>\\n# c")
+    'a\\\\|b \\\\<script\\\\> \\\\# c'
+    """
+    spaced = "".join(character if character.isprintable() else " " for character in text)
+    return "".join(f"\\{character}" if character in "\\`*_{}[]()<>#|~$!" else character for character in spaced)
+
+
+def _front_matter(model: Classifier, tags: list[str]) -> str:
+    library = HUB_LIBRARIES.get(model.architecture.library)
+    lines = ["---", "pipeline_tag: image-classification"]
+    lines += [f"library_name: {library}"] if library else []
+    lines += [f"tags: {json.dumps(tags)}", "---", ""]
+    return "\n".join(lines)
+
+
+def _loading(model: Classifier) -> str:
+    name = plain(model.architecture.name)
+    ways = {
+        "timm": '`timm.create_model("local-dir:PATH", pretrained=True)`',
+        "transformers": '`AutoModelForImageClassification.from_pretrained("PATH")`',
+        "torchvision": f"`torchvision.models.get_model(...)` as config.json says ({name}), then "
+        '`load_state_dict(safetensors.torch.load_file("PATH/model.safetensors"))`',
+        "none": "your own network class, then `load_state_dict` of model.safetensors",
+    }
+    return f"Load it with {ways[model.architecture.library]}.\n"
+
+
+def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
+    """What was forgotten, how, and how well."""
+    method = result.method
+    parts = [
+        _front_matter(result.model, ["image-classification", "machine-unlearning", "famr"]),
+        f"# {plain(result.model.architecture.name)}, without {plain(result.request.describe())}\n",
+        f"A trained classifier that was edited to forget {plain(result.request.describe())} with "
+        "Forget-Aligned Model Reconstruction (Sanga, Singh, Dubey 2025, arXiv:2506.14515).\n",
+        _loading(result.model),
+        f"Method: {method.optimiser}, learning rate {method.learning_rate:g}, anchor strength "
+        f"{method.strength:g}, {method.epochs} epochs, batch {method.batch_size} ({method.reduction}), "
+        f"seed {result.seed}. Weights moved by {result.drift:.4g} in the Euclidean norm.\n",
+    ]
+    if scores is not None:
+        models = {"original": scores.original, "unlearned": scores.unlearned, "retrained": scores.retrained}
+        parts.append("| model | " + " | ".join(COLUMNS.values()) + " |")
+        parts.append("|---|" + "---|" * len(COLUMNS))
+        for name, found in models.items():
+            cells = [in_percent(column, found and getattr(found, column)) for column in COLUMNS]
+            parts.append(f"| {name} | " + " | ".join(cells) + " |")
+        parts.append("")
+    parts.append(
+        "These figures describe the answers of the model on the images named above. They are not a proof that "
+        "nothing about the forgotten data can be learned from the weights.\n"
+    )
+    return "\n".join(parts)
+
+
+def trained_card(trained: Trained, without: Request | None, metrics: Mapping[str, Any] | None) -> str:
+    """What was trained, on what."""
+    unseen = f"It was trained without {plain(without.describe())}.\n" if without is not None else ""
+    accuracy = (metrics or {}).get("test_accuracy")
+    return "\n".join(
+        [
+            _front_matter(trained.model, ["image-classification", "famr"]),
+            f"# {plain(trained.model.architecture.name)}\n",
+            f"Trained for {trained.training.epochs} epochs with cross-entropy, seed {trained.seed}.\n",
+            unseen,
+            f"Test accuracy: {in_percent('test_accuracy', accuracy)}.\n",
+            _loading(trained.model),
+        ]
+    )

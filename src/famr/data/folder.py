@@ -1,0 +1,97 @@
+"""Images in class folders: `PATH/train/CLASS/…` and `PATH/test/CLASS/…`, or `PATH/CLASS/…`, or a flat folder.
+
+Class names are sorted as text, as torchvision and Hugging Face do (timm sorts them naturally: `9` before `10`).
+A `metadata.csv` with a `file_name` column (Hugging Face's convention) adds columns. Names that begin with a dot
+are passed over, links that lead out of the folder too.
+"""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from pathlib import Path
+
+import torch
+
+from famr.data.dataset import Data
+from famr.data.images import UNKNOWN, Images, open_image
+from famr.errors import DataError
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+TEST_FOLDERS = ("test", "val", "validation")
+
+
+def open_folder(place: str) -> Data:
+    """Every image below `place`, its class named by its folder."""
+    root = Path(place)
+    if not root.is_dir():
+        raise DataError("There is no such folder.", where=place, fix="Check the path after `folder:`.")
+    if not (root / "train").is_dir():
+        labels = _class_names(root)
+        return Data(place, labels, _read_part(root, root, labels), None)
+    test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
+    labels = _class_names(root / "train")
+    if test is not None and (extra := sorted(set(_class_names(test)) - set(labels))):
+        raise DataError(
+            f"The test folder has classes that the training folder lacks: {', '.join(extra[:10])}.",
+            where=str(test),
+            fix="Give both folders the same class folders.",
+        )
+    train = _read_part(root, root / "train", labels)
+    return Data(place, labels, train, None if test is None else _read_part(root, test, labels))
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(child.name for child in folder.iterdir() if child.is_dir() and child.name[0] != "."))
+
+
+def _read_part(root: Path, folder: Path, labels: tuple[str, ...]) -> Images:
+    files, targets = [], []
+    for target, label in enumerate(labels):
+        found = _image_files(root, folder / label) if (folder / label).is_dir() else []
+        if not found:
+            warnings.warn(f"Class {label!r} has no images in {folder.name!r}; it keeps its index.", stacklevel=2)
+        files += found
+        targets += [target] * len(found)
+    if not labels:  # a flat folder: images without a class
+        files = _image_files(root, folder)
+        targets = [UNKNOWN] * len(files)
+    ids = [file.relative_to(root).as_posix() for file in files]
+    return Images.from_source(
+        decode=lambda row: open_image(files[row]),
+        ids=ids,
+        targets=torch.tensor(targets, dtype=torch.long),
+        columns=_read_metadata(folder, root, ids),
+    )
+
+
+def _image_files(root: Path, folder: Path) -> list[Path]:
+    inside = root.resolve()
+    found = []
+    for file in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+        if hidden or file.suffix.lower() not in SUFFIXES or not file.is_file():
+            continue
+        if not file.resolve().is_relative_to(inside):
+            warnings.warn(f"{file.name!r} is a link that leads out of the data folder; passed over.", stacklevel=2)
+            continue
+        found.append(file)
+    return found
+
+
+def _read_metadata(folder: Path, root: Path, ids: list[str]) -> dict[str, list[str]]:
+    """Columns from metadata.csv beside the class folders; an image without a row has empty values."""
+    path = next((place for place in (folder / "metadata.csv", root / "metadata.csv") if place.is_file()), None)
+    if path is None:
+        return {}
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        names = list(reader.fieldnames or [])
+        if "file_name" not in names:
+            raise DataError(
+                "metadata.csv has no column `file_name`.",
+                where=str(path),
+                fix="Add it: the image's path relative to metadata.csv.",
+            )
+        rows = {(path.parent / row["file_name"]).relative_to(root).as_posix(): row for row in reader}
+    return {name: [rows.get(id_, {}).get(name) or "" for id_ in ids] for name in names if name != "file_name"}

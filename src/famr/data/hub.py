@@ -1,0 +1,67 @@
+"""Data sets of the Hugging Face hub, or saved by `datasets` on disk; needs the extra `famr[datasets]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from famr.data.dataset import Data
+from famr.data.images import Images
+from famr.data.parquet import TEST_PARTS, pick_label
+from famr.errors import DataError
+
+
+def open_hub(place: str, label_column: str | None) -> Data:
+    """`place` is a hub id, or a folder that `datasets` wrote with `save_to_disk`."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            "Data of the kind `hf:` needs the package `datasets`.",
+            where=f"hf:{place}",
+            fix="pip install 'famr[datasets]'",
+        ) from error
+    try:
+        found = datasets.load_from_disk(place) if Path(place).is_dir() else datasets.load_dataset(place)
+    except Exception as error:  # the hub raises many unrelated types: offline, gated, removed, unknown
+        raise DataError(
+            f"The data set could not be opened ({type(error).__name__}).",
+            where=f"hf:{place}",
+            fix="Check the name and the network; HF_HUB_OFFLINE=1 allows only what is cached. A gated data set "
+            "needs `hf auth login`.",
+        ) from error
+    parts = dict(found) if isinstance(found, datasets.DatasetDict) else {"train": found}
+    train = parts.get("train")
+    if train is None:
+        raise DataError(
+            f"The data set has no part `train`, only {', '.join(parts)}.",
+            where=f"hf:{place}",
+            fix="Use a data set with a training part.",
+        )
+    test = next((parts[name] for name in TEST_PARTS if name in parts), None)
+    labels, images = _read_part(train, "train", label_column)
+    return Data(place, labels, images, None if test is None else _read_part(test, "test", label_column)[1])
+
+
+def _read_part(part: Any, name: str, label_column: str | None) -> tuple[tuple[str, ...], Images]:
+    import datasets
+
+    features = {key: {"_type": type(value).__name__, **vars(value)} for key, value in part.features.items()}
+    images = [key for key, value in part.features.items() if isinstance(value, datasets.Image)]
+    if not images:
+        raise DataError("The data set has no image column.", where=name, fix="Use a data set of images.")
+    label, names = pick_label(features, list(features), label_column, name)
+    plain = part.remove_columns(images)
+    columns = {}
+    for key, feature in plain.features.items():
+        values = plain[key][:]
+        is_class = isinstance(feature, datasets.ClassLabel)
+        columns[key] = [feature.int2str(value) if is_class else str(value) for value in values]
+    return names, Images.from_source(
+        decode=lambda row: part[row][images[0]],
+        ids=[f"{name}/{row}" for row in range(len(part))],
+        targets=torch.tensor(plain[label][:], dtype=torch.long),
+        columns=columns,
+    )

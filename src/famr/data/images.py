@@ -1,0 +1,156 @@
+"""Labelled images that are decoded only when they are asked for."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from famr.errors import DataError, RequestError
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+MAX_PIXELS = 50_000_000
+UNKNOWN = -1
+"""The target of an image whose class nobody named."""
+
+
+def open_image(file: Path | bytes) -> Image.Image:
+    """Decode one image completely; refuse unknown formats, and sizes that exist only to exhaust memory."""
+    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS)
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width}×{height} pixels are more than the {MAX_PIXELS:,} allowed")
+    image.load()
+    return image
+
+
+class PixelCache:
+    """Decoded pixels, kept as long as they fit; what does not fit is decoded again each time."""
+
+    def __init__(self, budget: int | None = None) -> None:
+        self._budget = _quarter_of_memory() if budget is None else budget
+        self._pixels: dict[tuple[int, int], Tensor] = {}
+        self._lock = threading.Lock()
+
+    def get(self, row: int, channels: int) -> Tensor | None:
+        """The pixels of a row, if they are kept."""
+        return self._pixels.get((row, channels))
+
+    def keep(self, row: int, channels: int, pixels: Tensor) -> None:
+        """Keep the pixels of a row, if they fit."""
+        with self._lock:
+            if self._budget >= pixels.nbytes and (row, channels) not in self._pixels:
+                self._budget -= pixels.nbytes
+                self._pixels[row, channels] = pixels
+
+
+def _quarter_of_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except (AttributeError, OSError, ValueError):
+        return 2 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A set of labelled images: ids, class indices and further columns in memory, pixels on demand.
+
+    `rows` picks images out of the source that `decode`, `all_ids`, `all_targets` and `all_columns` describe,
+    so that every subset shares one source and one cache.
+    """
+
+    decode: Callable[[int], Image.Image]
+    all_ids: Sequence[str]
+    all_targets: Tensor
+    all_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    cache: PixelCache = field(default_factory=PixelCache)
+
+    @classmethod
+    def from_source(
+        cls,
+        decode: Callable[[int], Image.Image],
+        ids: Sequence[str],
+        targets: Tensor,
+        columns: Mapping[str, Sequence[str]] | None = None,
+    ) -> Images:
+        """Every image of a source."""
+        return cls(decode, ids, targets, columns or {}, torch.arange(len(ids)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def targets(self) -> Tensor:
+        """Class indices; `UNKNOWN` where there is no label."""
+        return self.all_targets[self.rows]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every image has a class."""
+        return bool((self.targets != UNKNOWN).all())
+
+    @property
+    def ids(self) -> list[str]:
+        """A name for each image: its path, or its place in the table it comes from."""
+        return [self.all_ids[row] for row in self.rows.tolist()]
+
+    def column(self, name: str) -> list[str]:
+        """One column, as text."""
+        if name not in self.all_columns:
+            known = ", ".join(sorted(self.all_columns)) or "none"
+            raise RequestError(
+                f"The data has no column {name!r}.",
+                where=f"columns: {known}",
+                fix="Name one of these columns, or add it to the data (a folder takes it from metadata.csv).",
+            )
+        values = self.all_columns[name]
+        return [values[row] for row in self.rows.tolist()]
+
+    def where(self, mask: Tensor) -> Images:
+        """The images for which `mask` is true."""
+        return replace(self, rows=self.rows[mask])
+
+    def take(self, positions: Tensor) -> Images:
+        """The images at these positions, in this order."""
+        return replace(self, rows=self.rows[positions])
+
+    def with_targets(self, mapping: Sequence[int]) -> Images:
+        """The same images with class index i replaced by `mapping[i]`."""
+        known = self.all_targets >= 0
+        table = torch.tensor([*mapping, UNKNOWN])
+        return replace(self, all_targets=table[torch.where(known, self.all_targets, len(mapping))])
+
+    def pixels(self, position: int, channels: int) -> Tensor:
+        """The image at `position` as uint8 (channels, height, width), as large as it is stored."""
+        row = int(self.rows[position])
+        kept = self.cache.get(row, channels)
+        if kept is not None:
+            return kept
+        try:
+            image = self.decode(row).convert("RGB" if channels == 3 else "L")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise DataError(
+                f"An image cannot be read: {_reason(error)}.",
+                where=self.all_ids[row],
+                fix="Replace the file, or take it out of the data. famr never skips an image silently.",
+            ) from error
+        pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, channels).permute(2, 0, 1)
+        self.cache.keep(row, channels, pixels)
+        return pixels
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "the file is not there"
+    if isinstance(error, Image.UnidentifiedImageError):
+        return f"it is none of {', '.join(FORMATS)}"
+    return str(error).rstrip(".") or type(error).__name__

@@ -1,0 +1,141 @@
+"""Parquet files in Hugging Face's layout: an `image` column of {bytes, path}, class names in the schema.
+
+Only pyarrow is needed. Labels and columns are read at once, image bytes one row group at a time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from famr.data.dataset import Data
+from famr.data.images import Images, open_image
+from famr.errors import DataError
+
+LABEL_COLUMNS = ("label", "labels", "fine_label")
+TEST_PARTS = ("test", "validation", "valid", "val")
+ROW_GROUPS_KEPT = 256
+
+
+def open_parquet(place: str, label_column: str | None) -> Data:
+    """`place` is a folder with train-*.parquet and test-*.parquet, or one file (then split by seed)."""
+    path = Path(place)
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise DataError("There are no Parquet files.", where=place, fix="Check the path after `parquet:`.")
+    train = [file for file in files if file.name.startswith("train")] or files
+    rest = [file for file in files if file not in train]
+    test = next((found for part in TEST_PARTS if (found := [f for f in rest if f.name.startswith(part)])), None)
+    labels, images = _read_part(train, "train", label_column)
+    if test is None:
+        return Data(place, labels, images, None)
+    test_labels, test_images = _read_part(test, "test", label_column)
+    if test_labels != labels:
+        raise DataError(
+            "Training and test files name their classes differently.",
+            where=f"train: {labels[:5]}…, test: {test_labels[:5]}…",
+            fix="Write both with the same ClassLabel feature.",
+        )
+    return Data(place, labels, images, test_images)
+
+
+def _read_part(files: list[Path], part: str, label_column: str | None) -> tuple[tuple[str, ...], Images]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        parquets = [pyarrow.parquet.ParquetFile(file) for file in files]
+    except (pyarrow.ArrowException, OSError) as error:
+        where = ", ".join(file.name for file in files)
+        raise DataError(
+            f"A Parquet file cannot be read: {error}.", where=where, fix="Fetch the file again."
+        ) from error
+    schema = parquets[0].schema_arrow
+    features = _features(schema)
+    image = _image_column(schema, files[0])
+    label, names = pick_label(features, schema.names, label_column, files[0].name)
+    others = [name for name in schema.names if name != image and not _is_nested(schema, name)]
+    table = pyarrow.concat_tables([parquet.read(columns=others) for parquet in parquets])
+    columns = {name: _as_text(table[name].to_pylist(), features.get(name)) for name in others}
+    targets = torch.tensor(table[label].to_pylist(), dtype=torch.long)
+    images = Images.from_source(
+        decode=_row_reader(parquets, image),
+        ids=[f"{part}/{row}" for row in range(table.num_rows)],
+        targets=targets,
+        columns=columns,
+    )
+    return names, images
+
+
+def pick_label(
+    features: dict[str, Any], columns: list[str], label_column: str | None, where: str
+) -> tuple[str, tuple[str, ...]]:
+    """The class column and its names: the one asked for, a usual one, or the only one."""
+    classes = [name for name in columns if features.get(name, {}).get("_type") == "ClassLabel"]
+    usual = [name for name in LABEL_COLUMNS if name in classes]
+    chosen = label_column or (usual[0] if usual else classes[0] if len(classes) == 1 else None)
+    if chosen is None or chosen not in classes:
+        raise DataError(
+            f"No class column {label_column!r}." if label_column else "It is not clear which column is the class.",
+            where=f"{where}: class columns are {', '.join(classes) or 'none'}",
+            fix="Name one with --label-column; it must be a ClassLabel, with its names in the schema.",
+        )
+    return chosen, tuple(features[chosen]["names"])
+
+
+def _features(schema: Any) -> dict[str, Any]:
+    stored = (schema.metadata or {}).get(b"huggingface")
+    return dict(json.loads(stored)["info"]["features"]) if stored else {}
+
+
+def _image_column(schema: Any, file: Path) -> str:
+    for field in schema:
+        if _is_nested(schema, field.name) and field.type.get_field_index("bytes") >= 0:
+            return str(field.name)
+    raise DataError(
+        "There is no image column.",
+        where=file.name,
+        fix="Write images as a struct {bytes, path}, as Hugging Face does.",
+    )
+
+
+def _is_nested(schema: Any, name: str) -> bool:
+    import pyarrow.types
+
+    return bool(pyarrow.types.is_struct(schema.field(name).type))
+
+
+def _as_text(values: list[Any], feature: dict[str, Any] | None) -> list[str]:
+    names = (feature or {}).get("names")
+    if names:
+        return [names[value] if value is not None and value >= 0 else "" for value in values]
+    return ["" if value is None else str(value) for value in values]
+
+
+def _row_reader(parquets: list[Any], image: str) -> Callable[[int], Image.Image]:
+    """decode(row): find the row group, read its compressed images (kept), decode one."""
+    groups = [(parquet, group) for parquet in parquets for group in range(parquet.num_row_groups)]
+    ends = list(accumulate(parquet.metadata.row_group(group).num_rows for parquet, group in groups))
+
+    @lru_cache(maxsize=ROW_GROUPS_KEPT)
+    def compressed(position: int) -> Any:
+        parquet, group = groups[position]
+        return parquet.read_row_group(group, columns=[image])[image]
+
+    def decode(row: int) -> Image.Image:
+        position = bisect.bisect_right(ends, row)
+        first = ends[position - 1] if position else 0
+        content = compressed(position)[row - first]["bytes"].as_py()
+        if content is None:
+            raise ValueError("the table holds a path but no bytes")
+        return open_image(content)
+
+    return decode

@@ -1,0 +1,52 @@
+"""Where and how precisely to compute, and how to get the same result twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
+
+import torch
+
+from famr.errors import RequestError
+
+Precision = Literal["fp32", "bf16"]
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device asked for, or the best there is: CUDA, then Apple's MPS, then the CPU."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RequestError(f"Unknown device {name!r}.", fix="Use auto, cpu, cuda or mps.") from error
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
+        raise RequestError(f"This machine has no device {name!r}.", fix="Use --device auto or --device cpu.")
+    return device
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """bf16 where it was chosen; weights, gradients and losses stay in float32."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+@contextmanager
+def repeatable(seed: int) -> Iterator[None]:
+    """Everything inside draws from `seed` and uses deterministic kernels; the caller's state comes back after."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be deterministic
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before, warn_only=warned)

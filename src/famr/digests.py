@@ -1,0 +1,48 @@
+"""SHA-256 of files, and COMPLETE.json: the list of them that is written last into a finished folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from famr.errors import CheckpointError
+
+COMPLETE = "COMPLETE.json"
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by its path in it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / COMPLETE)
+    return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
+
+
+def write_complete(folder: Path) -> None:
+    """Seal a folder: nothing may be added or changed after this."""
+    content = json.dumps({"algorithm": "sha256", "files": folder_digests(folder)}, indent=2)
+    (folder / COMPLETE).write_text(content + "\n", encoding="utf-8")
+
+
+def check_complete(folder: Path) -> None:
+    """Compare a sealed folder with its seal; a folder that was never sealed passes."""
+    seal = folder / COMPLETE
+    if not seal.is_file():
+        return
+    try:
+        sealed: dict[str, str] = json.loads(seal.read_text(encoding="utf-8"))["files"]
+    except (ValueError, KeyError) as error:
+        raise CheckpointError("COMPLETE.json is damaged.", where=str(seal), fix="Restore the folder.") from error
+    for name, digest in sealed.items():
+        path = folder / name
+        if not path.is_file() or file_digest(path) != digest:
+            raise CheckpointError(
+                f"A file of the run {'was changed' if path.is_file() else 'is missing'} since it was finished.",
+                where=str(path),
+                fix="Restore the folder from a copy, or make the run again.",
+            )

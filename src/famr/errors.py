@@ -1,0 +1,69 @@
+"""What can go wrong, drawn as one tree; each leaf is an exit code of the command line.
+
+    FamrError
+    ├── RequestError      2   the request or the call itself cannot be carried out
+    ├── DataError         3   images, labels or columns are missing, unreadable or contradict the checkpoint
+    ├── CheckpointError   4   weights are missing, unreadable or do not fit the architecture
+    ├── NumericsError     5   a loss or a weight stopped being a finite number
+    └── StorageError      6   the output could not be written
+
+Every error says what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class FamrError(Exception):
+    """The root: an error that a user can act on.
+
+    >>> print(DataError("The image cannot be read.", where="cats/3.png", fix="Replace or remove the file."))
+    The image cannot be read.
+      where: cats/3.png
+      to do: Replace or remove the file.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  to do: {self.fix}")
+        return "\n".join(lines)
+
+
+class RequestError(FamrError):
+    """The request or the call itself cannot be carried out."""
+
+    exit_code = 2
+
+
+class DataError(FamrError):
+    """Images, labels or columns are missing, unreadable or contradict the checkpoint."""
+
+    exit_code = 3
+
+
+class CheckpointError(FamrError):
+    """Weights are missing, unreadable or do not fit the architecture."""
+
+    exit_code = 4
+
+
+class NumericsError(FamrError):
+    """A loss or a weight stopped being a finite number."""
+
+    exit_code = 5
+
+
+class StorageError(FamrError):
+    """The output could not be written."""
+
+    exit_code = 6

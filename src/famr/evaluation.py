@@ -1,0 +1,217 @@
+"""The paper's five metrics of a model on the sets of a request, and the gaps to a retrained model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from famr.batches import EVALUATION_BATCH, Batch, image_batches
+from famr.data import Images
+from famr.data.images import UNKNOWN
+from famr.devices import Precision, autocast, pick_device
+from famr.errors import CheckpointError, DataError, RequestError
+from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
+from famr.metrics.retraining import gap, js_divergence
+from famr.models import Classifier
+from famr.request import Splits
+
+if TYPE_CHECKING:
+    from famr.unlearning import Unlearned
+
+GAPS = ("retain_accuracy", "forget_accuracy", "forget_test_accuracy", "forget_cross_entropy", "forget_entropy")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A model's logits on a set of images, with the labels."""
+
+    logits: Tensor  # (images, classes)
+    targets: Tensor  # (images,)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every image has a class."""
+        return bool((self.targets != UNKNOWN).all())
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """One model's five metrics as fractions and nats; None where the images for it were not given."""
+
+    retain_accuracy: float | None
+    forget_accuracy: float | None
+    forget_test_accuracy: float | None
+    forget_cross_entropy: float | None
+    forget_entropy: float
+    forget_kl: float | None
+    counts: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The metrics of the original, the unlearned and the retrained model, and |unlearned − retrained|."""
+
+    original: ModelScores | None
+    unlearned: ModelScores
+    retrained: ModelScores | None
+    gap: dict[str, float | None] | None
+    not_available: dict[str, str]
+    """Why a figure is missing, by its name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored in metrics.json."""
+        return asdict(self)
+
+
+def evaluate(
+    result: Unlearned,
+    splits: Splits,
+    retrained: Classifier | None = None,
+    *,
+    device: str | None = None,
+    precision: Precision = "fp32",
+) -> Scores:
+    """Measure an unlearned model beside its original and, if there is one, beside a retrained model."""
+    return compare(result.original, result.model, retrained, splits, device=device, precision=precision)
+
+
+def compare(
+    original: Classifier | None,
+    unlearned: Classifier,
+    retrained: Classifier | None,
+    splits: Splits,
+    *,
+    device: str | None = None,
+    precision: Precision = "fp32",
+) -> Scores:
+    """The five metrics of up to three models on the same images."""
+    forgot: dict[str, Answers] = {}
+    scores: dict[str, ModelScores] = {}
+    for name, model in (("original", original), ("unlearned", unlearned), ("retrained", retrained)):
+        if model is None:
+            continue
+        if model.labels != unlearned.labels:
+            raise CheckpointError(
+                f"The {name} model names other classes than the unlearned one.",
+                where=f"{model.spec}: {len(model.labels or ())} classes",
+                fix="Compare models that were trained on the same classes.",
+            )
+        place = pick_device(device or "auto")
+        forgot[name] = answers(model, splits.forget, place, precision)
+        scores[name] = score(
+            forgot[name],
+            forgot.get("original"),
+            _maybe(model, splits.test, place, precision),
+            _maybe(model, splits.forget_test, place, precision),
+        )
+    gaps = None
+    if "retrained" in scores:
+        pairs = {name: gap(*(getattr(scores[m], name) for m in ("unlearned", "retrained"))) for name in GAPS}
+        js = js_divergence(forgot["unlearned"].logits, forgot["retrained"].logits).mean()
+        gaps = {**pairs, "forget_js_divergence": float(js)}
+    return Scores(
+        scores.get("original"), scores["unlearned"], scores.get("retrained"), gaps, _reasons(splits, scores)
+    )
+
+
+def score(
+    forget: Answers, original: Answers | None, test: Answers | None, forget_test: Answers | None
+) -> ModelScores:
+    """The five metrics from a model's answers; `original` holds θ₀'s answers on the same forget images."""
+    known = forget.labelled
+    return ModelScores(
+        retain_accuracy=_accuracy(test),
+        forget_accuracy=_accuracy(forget),
+        forget_test_accuracy=_accuracy(forget_test),
+        forget_cross_entropy=float(cross_entropy(forget.logits, forget.targets).mean()) if known else None,
+        forget_entropy=float(entropy(forget.logits).mean()),
+        forget_kl=None if original is None else float(kl_divergence(original.logits, forget.logits).mean()),
+        counts={
+            "retain": None if test is None else len(test.targets),
+            "forget": len(forget.targets),
+            "forget_test": None if forget_test is None else len(forget_test.targets),
+        },
+    )
+
+
+def _accuracy(found: Answers | None) -> float | None:
+    return float(correct(found.logits, found.targets).mean()) if found is not None and found.labelled else None
+
+
+def _maybe(model: Classifier, images: Images | None, device: torch.device, precision: Precision) -> Answers | None:
+    return None if images is None else answers(model, images, device, precision)
+
+
+def answers(
+    model: Classifier, images: Images, device: torch.device, precision: Precision = "fp32"
+) -> Answers:
+    """What a model says about stored images, in their order."""
+    if model.preprocessing is None:
+        raise RequestError(
+            "It is not known how this network wants its images.",
+            where=model.spec,
+            fix="Give it: famr.Classifier(module, labels, famr.Preprocessing(…)).",
+        )
+    batches = image_batches(images, model.preprocessing, EVALUATION_BATCH, device)
+    with placed(model.module, device):
+        return collect(model, batches(None), device, precision)
+
+
+@torch.no_grad()
+def collect(
+    model: Classifier, batches: Iterable[Batch], device: torch.device, precision: Precision = "fp32"
+) -> Answers:
+    """Run a model in evaluation mode over batches that are already on its device."""
+    logits, targets = [], []
+    was_training = model.module.training
+    model.module.eval()
+    for images, labels in batches:
+        with autocast(device, precision):
+            logits.append(model.logits(images).float())
+        targets.append(labels)
+    model.module.train(was_training)
+    found = Answers(torch.cat(logits).cpu(), torch.cat(targets).cpu())
+    if int(found.targets.max()) >= found.logits.shape[-1]:
+        raise DataError(
+            f"The data has class index {int(found.targets.max())}, the head only {found.logits.shape[-1]} outputs.",
+            where=model.spec,
+            fix="Use the data the checkpoint was trained on.",
+        )
+    return found
+
+
+@contextmanager
+def placed(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Have a network on a device for a while, and bring it back."""
+    home = next(module.parameters()).device
+    module.to(device)
+    try:
+        yield
+    finally:
+        module.to(home)
+
+
+def _reasons(splits: Splits, scores: dict[str, ModelScores]) -> dict[str, str]:
+    """One sentence for each figure that could not be measured."""
+    reasons = {}
+    if splits.test is None:
+        reasons["retain_accuracy"] = "no held-out images of retained classes were given"
+    if splits.forget_test is None:
+        asked_for_samples = splits.request.kind == "samples"
+        reasons["forget_test_accuracy"] = (
+            "forgotten samples have no held-out counterpart"
+            if asked_for_samples
+            else "no held-out images of what was forgotten were given"
+        )
+    if not splits.forget.labelled:
+        reasons["forget_accuracy"] = reasons["forget_cross_entropy"] = "the forget images have no labels"
+    if "original" not in scores:
+        reasons["original"] = reasons["forget_kl"] = "the original checkpoint was not given"
+    if "retrained" not in scores:
+        reasons["retrained"] = reasons["gap"] = "no retrained checkpoint was given"
+    return reasons

@@ -1,0 +1,1 @@
+"""Numbers about a model's answers, as pure functions of tensors."""

@@ -1,0 +1,31 @@
+"""How far an unlearned model is from one retrained without the forget set."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def js_divergence(logits: Tensor, other_logits: Tensor) -> Tensor:
+    """Jensen–Shannon divergence of two answers, one value an image, in nats (at most ln 2).
+
+    JS = ½ KL(p ‖ m) + ½ KL(q ‖ m) with m = ½(p + q).
+
+    >>> js_divergence(torch.tensor([[200.0, 0.0]]), torch.tensor([[0.0, 200.0]]))
+    tensor([0.6931])
+    """
+    p = torch.softmax(logits.float(), dim=-1)
+    q = torch.softmax(other_logits.float(), dim=-1)
+    entr = torch.special.entr
+    return (entr((p + q) / 2) - (entr(p) + entr(q)) / 2).sum(dim=-1).clamp(min=0.0)
+
+
+def gap(unlearned: float | None, retrained: float | None) -> float | None:
+    """|m(unlearned) − m(retrained)|, or None where either is not available.
+
+    >>> gap(0.7, 0.5) == abs(0.7 - 0.5), gap(0.7, None)
+    (True, None)
+    """
+    if unlearned is None or retrained is None:
+        return None
+    return abs(unlearned - retrained)

@@ -1,0 +1,158 @@
+"""Hugging Face transformers: hub ids and folders that `AutoModelForImageClassification` loads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from famr.errors import CheckpointError
+from famr.models.classifier import Classifier
+from famr.models.weights import share_as_umask_says
+from famr.preprocessing import Interpolation, Preprocessing
+
+PILLOW_RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class TransformersArchitecture:
+    """A configuration, and the image processor stored beside it."""
+
+    config: Any
+    processor: Any
+    library: str = "transformers"
+
+    @property
+    def name(self) -> str:
+        """The model type of the configuration."""
+        return str(getattr(self.config, "architecture", None) or self.config.model_type)
+
+    def build(self, classes: int) -> nn.Module:
+        """The network with random weights."""
+        from transformers import AutoModelForImageClassification
+
+        config = copy.deepcopy(self.config)
+        config.num_labels = classes
+        return cast(nn.Module, AutoModelForImageClassification.from_config(config))
+
+    def save(self, classifier: Classifier, folder: Path) -> None:
+        """`model.safetensors`, `config.json` and `preprocessor_config.json` as transformers writes them."""
+        module: Any = classifier.module
+        if classifier.labels is not None:
+            module.config.id2label = dict(enumerate(classifier.labels))
+            module.config.label2id = {label: index for index, label in enumerate(classifier.labels)}
+        module.save_pretrained(folder)
+        self.processor.save_pretrained(folder)
+        for file in folder.glob("*.safetensors"):
+            share_as_umask_says(file)
+
+
+def blank(place: str, _arguments: Mapping[str, Any]) -> Classifier:
+    """The architecture, its weights still to come."""
+    from transformers import AutoConfig, AutoImageProcessor
+
+    try:
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            "transformers could not read the configuration.", where=f"hf:{place}", fix="Check the name."
+        ) from error
+    architecture = TransformersArchitecture(config, processor)
+    return Classifier(architecture.build(2), None, processor_preprocessing(processor), architecture)
+
+
+def load_pretrained(place: str, _arguments: Mapping[str, Any]) -> Classifier:
+    """A hub id or a folder, every tensor found, nothing filled in at random."""
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        module, info = AutoModelForImageClassification.from_pretrained(
+            place,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # listed and refused below, by name
+            trust_remote_code=False,
+            dtype=torch.float32,
+        )
+        processor = AutoImageProcessor.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:  # OSError, ValueError, SafetensorError, hub errors …
+        raise CheckpointError(
+            f"transformers could not load the checkpoint: {str(error).splitlines()[0]}",
+            where=f"hf:{place}",
+            fix="Check the name and the network (HF_HUB_OFFLINE=1 allows only what is cached), or give a folder "
+            "with config.json, model.safetensors and preprocessor_config.json.",
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info.get(problem):
+            names = ", ".join(str(key) for key in sorted(info[problem], key=str)[:10])
+            raise CheckpointError(
+                f"The weights do not fit the architecture: {len(info[problem])} {problem.replace('_', ' ')}.",
+                where=f"hf:{place}: {names}",
+                fix="Use a complete checkpoint; famr never fills a head at random.",
+            )
+    module.eval()
+    config = module.config
+    names = tuple(config.id2label[index] for index in range(config.num_labels))
+    labels = None if names == tuple(f"LABEL_{index}" for index in range(len(names))) else names
+    architecture = TransformersArchitecture(config, processor)
+    return Classifier(module, labels, processor_preprocessing(processor), architecture, f"hf:{place}")
+
+
+def processor_preprocessing(processor: Any) -> Preprocessing:
+    """What an image processor does, in famr's terms."""
+    if hasattr(processor, "data_config"):  # a timm checkpoint, wrapped by transformers
+        return _timm_wrapper_preprocessing(processor.data_config)
+    size = dict(getattr(processor, "size", None) or {})
+    crop_size = dict(getattr(processor, "crop_size", None) or {})
+    crops = bool(getattr(processor, "do_center_crop", False)) and bool(crop_size)
+    resize: int | tuple[int, int]
+    if "shortest_edge" in size:
+        edge = int(size["shortest_edge"])
+        crop_pct = getattr(processor, "crop_pct", None)
+        if crops:
+            resize, crop = edge, (int(crop_size["height"]), int(crop_size["width"]))
+        elif crop_pct is not None and edge < 384:  # ConvNeXt's rule: enlarge, then crop
+            resize, crop = int(edge / crop_pct), (edge, edge)
+        else:
+            resize, crop = (edge, edge), (edge, edge)
+    elif "height" in size:
+        resize = (int(size["height"]), int(size["width"]))
+        crop = (int(crop_size["height"]), int(crop_size["width"])) if crops else resize
+    else:
+        raise CheckpointError(
+            f"famr does not understand the image size {size!r}.",
+            where="preprocessor_config.json",
+            fix="Use a processor with `height` and `width`, or with `shortest_edge`.",
+        )
+    normalises = bool(getattr(processor, "do_normalize", True))
+    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
+    resample = getattr(processor, "resample", None)
+    return Preprocessing(
+        resize=resize,
+        crop=crop,
+        mean=tuple(mean or IMAGENET_MEAN) if normalises else (0.0,) * 3,
+        std=tuple(std or IMAGENET_STD) if normalises else (1.0,) * 3,
+        interpolation=PILLOW_RESAMPLING[int(resample) if resample is not None else 2],
+    )
+
+
+def _timm_wrapper_preprocessing(config: dict[str, Any]) -> Preprocessing:
+    _, height, width = config["input_size"]
+    return Preprocessing(
+        resize=int(height / config["crop_pct"]),
+        crop=(height, width),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+    )

@@ -1,0 +1,166 @@
+"""`load_model`: a name to a classifier; `new_model`: the same with a head for other classes, to be trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from famr.digests import check_complete
+from famr.errors import CheckpointError, RequestError
+from famr.models.classifier import Architecture, Classifier
+from famr.models.weights import load_weights, read_weights
+from famr.preprocessing import Preprocessing
+
+KINDS = "timm:NAME, hf:ID-or-folder, torchvision:NAME, or the path of a run folder"
+
+
+def load_model(
+    spec: str,
+    *,
+    weights: str | Path | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    module: nn.Module | None = None,
+) -> Classifier:
+    """The classifier that `spec` names, every weight read from a checkpoint, none drawn at random.
+
+    `weights` is a local file (`.safetensors`, or `.pth` of tensors) to be used instead of published weights;
+    `arguments` go to timm's constructor (`img_size`, …); `module` is the network of a run folder that was saved
+    from a bare `nn.Module`.
+    """
+    kind, _, place = spec.partition(":")
+    adapter = _adapter(kind) if place else None
+    if adapter is not None:
+        if weights is None:
+            return adapter.load_pretrained(place, arguments or {})
+        base = adapter.blank(place, arguments or {})
+        tensors = read_weights(Path(weights))
+        filled = base.architecture.build(_classes_in(base.architecture, tensors))
+        load_weights(filled, tensors, Path(weights).name)
+        return replace(base, module=filled.eval(), spec=spec)
+    folder = Path(spec)
+    if not folder.is_dir():
+        raise CheckpointError("There is no such model.", where=spec, fix=f"Use one of: {KINDS}.")
+    return _load_folder(folder, module)
+
+
+def new_model(
+    spec: str,
+    labels: Sequence[str],
+    *,
+    weights: str | Path | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
+    seed: int = 0,
+) -> Classifier:
+    """A classifier for these classes, ready to be trained: loaded as by `load_model`, with a new random head.
+
+    The old head is kept only where the checkpoint names the same classes in the same order. `from_scratch`
+    draws every weight at random.
+    """
+    kind, _, place = spec.partition(":")
+    if from_scratch:
+        adapter = _adapter(kind) if place else None
+        if adapter is None:
+            raise RequestError("Training from scratch needs an architecture.", where=spec, fix="Use timm:NAME.")
+        base = adapter.blank(place, arguments or {})
+    else:
+        base = load_model(spec, weights=weights, arguments=arguments)
+        if base.labels == tuple(labels):
+            return base
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = base.architecture.build(len(labels))
+    if not from_scratch:
+        head = head_tensors(base.architecture)
+        body = {name: tensor for name, tensor in base.module.state_dict().items() if name not in head}
+        fresh.load_state_dict(body, strict=False)
+    return replace(base, module=fresh, labels=tuple(labels), spec=spec)
+
+
+def head_tensors(architecture: Architecture) -> set[str]:
+    """The head: those tensors whose shape depends on the number of classes."""
+    with torch.random.fork_rng(devices=[]):
+        two, three = (architecture.build(classes).state_dict() for classes in (2, 3))
+    return {name for name, tensor in two.items() if tensor.shape != three[name].shape}
+
+
+def _classes_in(architecture: Architecture, tensors: Mapping[str, torch.Tensor]) -> int:
+    sizes = {len(tensors[name]) for name in head_tensors(architecture) if name in tensors}
+    if len(sizes) != 1:
+        raise CheckpointError(
+            "The weights have no head that fits the architecture.",
+            where=f"{architecture.library}:{architecture.name}",
+            fix="Name the architecture these weights were trained with.",
+        )
+    return sizes.pop()
+
+
+class _Adapter(Protocol):
+    """What each of the modules `from_timm`, `from_transformers` and `from_torchvision` offers."""
+
+    def blank(self, name: str, arguments: Mapping[str, Any], /) -> Classifier: ...
+
+    def load_pretrained(self, name: str, arguments: Mapping[str, Any], /) -> Classifier: ...
+
+
+def _adapter(kind: str) -> _Adapter | None:
+    """The module for `timm:`, `hf:` or `torchvision:`, imported only now."""
+    if kind == "timm":
+        from famr.models import from_timm
+
+        return from_timm
+    if kind == "hf":
+        from famr.models import from_transformers
+
+        return from_transformers
+    if kind == "torchvision":
+        from famr.models import from_torchvision
+
+        return from_torchvision
+    return None
+
+
+def _load_folder(folder: Path, module: nn.Module | None) -> Classifier:
+    check_complete(folder)
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise CheckpointError("The folder has no config.json.", where=str(folder), fix="Name a run folder.")
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError("config.json is not JSON.", where=str(config_file), fix="Restore it.") from error
+    if "model_type" in config:
+        from famr.models import from_transformers
+
+        return replace(from_transformers.load_pretrained(str(folder), {}), spec=str(folder))
+    tensors = read_weights(folder / "model.safetensors")
+    if config.get("library") == "torchvision":
+        from famr.models import from_torchvision
+
+        return from_torchvision.load_folder(folder, config, tensors)
+    if config.get("library") == "none":
+        if module is None:
+            raise CheckpointError(
+                "This run was saved from a bare nn.Module; its code is not in the folder.",
+                where=str(folder),
+                fix="Pass the network: load_model(folder, module=…).",
+            )
+        load_weights(module, tensors, folder.name)
+        labels = tuple(config["label_names"]) if config.get("label_names") else None
+        stored = config.get("preprocessing")
+        return Classifier(module, labels, Preprocessing.from_json(stored) if stored else None, spec=str(folder))
+    if "architecture" in config:
+        from famr.models import from_timm
+
+        return from_timm.load_folder(folder, config, tensors)
+    raise CheckpointError(
+        "config.json names neither a timm, a transformers nor a torchvision model.",
+        where=str(config_file),
+        fix=f"Use one of: {KINDS}.",
+    )

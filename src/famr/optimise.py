@@ -1,0 +1,123 @@
+"""Alg. 1: the one optimisation loop.
+
+    θ ← θ − η · (∇L_forget(θ; batch of T) + λ(θ − θ₀))
+
+The network stays in evaluation mode throughout: dropout is off, and BatchNorm neither uses nor changes batch
+statistics, so that nothing moves but what the gradient moves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from famr.batches import Batches
+from famr.errors import NumericsError, RequestError
+from famr.method import FAMR
+
+ForgetLoss = Callable[[Tensor], Tensor]
+"""L_forget of one batch of images, with a graph [FAMR, Eq. (5)]."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step was taken; a progress event."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One pass over the forget set is done: how many steps so far, and the seconds spent in them."""
+
+    epoch: int
+    steps: int
+    seconds: float
+
+
+def minimise(
+    module: nn.Module,
+    original: Sequence[Tensor],
+    loss: ForgetLoss,
+    batches: Batches,
+    method: FAMR,
+    seed: int,
+    on_step: Callable[[Step], None] | None = None,
+) -> Iterator[Epoch]:
+    """Run Alg. 1 on `module` in place; hand back control after each epoch.
+
+    `original` is θ₀, in the order of `trainable(module)`.
+    """
+    parameters = trainable(module)
+    optimiser = make_optimiser(parameters, method)
+    module.eval()
+    steps, seconds = 0, 0.0
+    for epoch in range(1, method.epochs + 1):
+        start = time.perf_counter()
+        losses: list[Tensor] = []
+        for images, _labels in batches(epoch_seed(seed, epoch)):
+            optimiser.zero_grad()
+            forget_loss = loss(images)
+            forget_loss.backward()  # type: ignore[no-untyped-call]  # g_forget ← ∇L_forget(θ)
+            pull_to_anchor(parameters, original, method)  # g_anchor ← λ(θ − θ₀)
+            optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
+            losses.append(forget_loss.detach())
+            steps += 1
+            if on_step is not None:
+                on_step(Step(epoch, steps))
+        _require_finite(losses, parameters, epoch)  # also waits for the device
+        seconds += time.perf_counter() - start
+        yield Epoch(epoch, steps, seconds)
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """θ: every parameter that may be changed."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise RequestError("The network has no trainable parameters.", fix="Set requires_grad on some of them.")
+    return parameters
+
+
+def make_optimiser(parameters: Sequence[nn.Parameter], method: FAMR) -> torch.optim.Optimizer:
+    """The step of Alg. 1, or Adam's; never weight decay, which would pull to 0 what the anchor holds at θ₀."""
+    if method.optimiser == "sgd":
+        return torch.optim.SGD(parameters, lr=method.learning_rate)
+    return torch.optim.Adam(parameters, lr=method.learning_rate)
+
+
+@torch.no_grad()
+def pull_to_anchor(parameters: Sequence[nn.Parameter], original: Sequence[Tensor], method: FAMR) -> None:
+    """Add λ(θ − θ₀) to the gradient, without building a graph for it.
+
+    For `adamw` the pull is decoupled, as its weight decay is: θ ← θ − ηλ(θ − θ₀), past Adam's scaling. Its resting
+    points are then not those of Eq. (6).
+    """
+    for parameter, start in zip(parameters, original, strict=True):
+        drift = parameter - start
+        if method.optimiser == "adamw":
+            parameter.sub_(drift, alpha=method.learning_rate * method.strength)
+        elif parameter.grad is not None:
+            parameter.grad.add_(drift, alpha=method.strength)
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """A seed for the order of one epoch; no two (seed, epoch) of reasonable size share one."""
+    return seed * 1_000_003 + epoch
+
+
+def _require_finite(losses: Sequence[Tensor], parameters: Sequence[nn.Parameter], epoch: int) -> None:
+    """Name the first step that went wrong; the caller's model is untouched, as this one is a copy."""
+    finite = torch.isfinite(torch.stack(list(losses))).tolist()
+    settled = all(bool(torch.isfinite(parameter).all()) for parameter in parameters)
+    if not all(finite) or not settled:
+        step = finite.index(False) + 1 if not all(finite) else len(finite)
+        raise NumericsError(
+            "The forgetting loss or a weight is no longer a finite number.",
+            where=f"epoch {epoch}, step {step}",
+            fix="Lower the learning rate or β, or use fp32. Nothing was written; the original is unchanged.",
+        )

@@ -1,0 +1,78 @@
+"""How a checkpoint wants its images: resized, cropped, scaled and normalised, as its own library does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize (shorter side for a number, both sides for a pair), centre crop, divide by 255, normalise."""
+
+    resize: int | tuple[int, int]
+    crop: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: Interpolation = "bicubic"
+
+    @property
+    def channels(self) -> int:
+        """Colour channels: one number of mean and std each."""
+        return len(self.mean)
+
+    def fit(self, images: Tensor) -> Tensor:
+        """Resize and crop uint8 images (…, channels, height, width) to the size the model takes."""
+        from torchvision.transforms import InterpolationMode
+        from torchvision.transforms.v2 import functional as F
+
+        size = [self.resize] if isinstance(self.resize, int) else list(self.resize)
+        if self.interpolation == "lanczos":
+            images = _resize_lanczos(images, size)
+        else:
+            images = F.resize(images, size, InterpolationMode(self.interpolation), antialias=True)
+        return F.center_crop(images, list(self.crop))
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 pixels to the floats the model takes: (x/255 − mean)/std."""
+        mean = torch.tensor(self.mean, device=images.device)[:, None, None]
+        std = torch.tensor(self.std, device=images.device)[:, None, None]
+        return (images.float() / 255 - mean) / std
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, to be stored beside the weights."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """The inverse of `to_json`.
+
+        >>> p = Preprocessing(256, (224, 224), (0.5,) * 3, (0.5,) * 3)
+        >>> Preprocessing.from_json(p.to_json()) == p
+        True
+        """
+        resize = values["resize"]
+        return cls(
+            resize=resize if isinstance(resize, int) else (int(resize[0]), int(resize[1])),
+            crop=(int(values["crop"][0]), int(values["crop"][1])),
+            mean=tuple(values["mean"]),
+            std=tuple(values["std"]),
+            interpolation=values["interpolation"],
+        )
+
+
+def _resize_lanczos(images: Tensor, size: list[int]) -> Tensor:
+    """Tensors have no Lanczos kernel: Pillow does it, image by image."""
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional as F
+
+    flat = images.cpu().reshape(-1, *images.shape[-3:])
+    pictures = [F.resize(F.to_pil_image(image), size, InterpolationMode.LANCZOS) for image in flat]
+    resized = torch.stack([F.pil_to_tensor(picture) for picture in pictures])
+    return resized.reshape(*images.shape[:-2], *resized.shape[-2:]).to(images.device)

@@ -1,0 +1,263 @@
+"""What to forget, and the sets of images that follow from it."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from famr.data import Data, Images
+from famr.errors import RequestError
+
+Kind = Literal["class", "samples", "concept", "style", "images"]
+ID_COLUMNS = ("id", "index", "file_name", "path", "sample")
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Request:
+    """Exactly one of: classes by name, samples by index, id or path, a concept, a style (column, value).
+
+    Without any of them it stands for images that were handed over as the whole forget set.
+
+    >>> Request(classes=["apple"]).describe()
+    'class apple'
+    >>> Request(concept=("superclass", "fish")).to_json()
+    {'kind': 'concept', 'column': 'superclass', 'value': 'fish'}
+    """
+
+    classes: Sequence[str] = ()
+    samples: Sequence[str | int] = ()
+    concept: tuple[str, str] | None = None
+    style: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "samples"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise RequestError(f"`{name}` must be a list of names, got the text {value!r}.", fix=f"[{value!r}]")
+            object.__setattr__(self, name, tuple(value))
+        given = [name for name in ("classes", "samples", "concept", "style") if getattr(self, name)]
+        if len(given) > 1:
+            raise RequestError(
+                f"A request names one kind of thing to forget, got {' and '.join(given)}.",
+                fix="Make one request after the other.",
+            )
+        named = [str(name) for name in (*self.classes, *self.samples)]
+        if twice := [name for name, count in Counter(named).items() if count > 1]:
+            raise RequestError(
+                f"The request names something twice: {', '.join(twice[:SHOWN])}.", fix="Name each once."
+            )
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the four it is; "images" when the forget set was handed over whole."""
+        if self.classes:
+            return "class"
+        if self.samples:
+            return "samples"
+        if self.concept:
+            return "concept"
+        return "style" if self.style else "images"
+
+    def describe(self) -> str:
+        """In a few words, for people."""
+        if self.classes:
+            return f"class {self.classes[0]}" if len(self.classes) == 1 else f"classes {', '.join(self.classes)}"
+        if self.samples:
+            return f"{len(self.samples)} samples"
+        pair = self.concept or self.style
+        return f"{self.kind} {pair[0]}={pair[1]}" if pair else "the given images"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        pair = self.concept or self.style
+        if pair:
+            return {"kind": self.kind, "column": pair[0], "value": pair[1]}
+        if self.classes:
+            return {"kind": self.kind, "classes": list(self.classes)}
+        return {"kind": self.kind, "samples": list(self.samples)} if self.samples else {"kind": self.kind}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Request:
+        """The inverse of `to_json`."""
+        pair = (values["column"], values["value"]) if "column" in values else None
+        return cls(
+            classes=values.get("classes", ()),
+            samples=values.get("samples", ()),
+            concept=pair if values["kind"] == "concept" else None,
+            style=pair if values["kind"] == "style" else None,
+        )
+
+
+def read_samples(path: Path) -> list[str]:
+    """Sample names from a text file (one a line) or a CSV (a column named id, index, file_name, path or sample)."""
+    if not path.is_file():
+        raise RequestError("There is no such file of samples.", where=str(path), fix="Check the path.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError("The file of samples is not UTF-8 text.", where=str(path), fix="Save it so.") from error
+    if path.suffix.lower() != ".csv":
+        names = [line.strip() for line in text.splitlines()]
+    else:
+        rows = [row for row in csv.reader(text.splitlines()) if row]
+        header = [cell.strip().lower() for cell in rows[0]] if rows else []
+        column = next((header.index(name) for name in ID_COLUMNS if name in header), None)
+        if column is None and header and len(header) > 1:
+            raise RequestError(
+                "It is not clear which column names the samples.",
+                where=f"{path}: columns {', '.join(rows[0])}",
+                fix=f"Call it one of {', '.join(ID_COLUMNS)}.",
+            )
+        names = [row[column or 0].strip() for row in (rows if column is None else rows[1:])]
+    names = [name for name in names if name]
+    if not names:
+        raise RequestError("The file names no samples.", where=str(path), fix="Put one id, index or path a line.")
+    return names
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The sets that a request makes of the data; None where no such images were given."""
+
+    request: Request
+    forget: Images
+    retain: Images | None = None
+    test: Images | None = None
+    """Held-out images that are not forgotten: what retained accuracy is measured on."""
+    forget_test: Images | None = None
+    """Held-out images of the forgotten class, concept or style; none for samples."""
+
+    def __post_init__(self) -> None:
+        if len(self.forget) == 0:
+            raise RequestError(
+                "The forget set is empty.", where=self.request.describe(), fix="Check the request against the data."
+            )
+        if self.retain is not None and len(self.retain) == 0:
+            raise RequestError(
+                f"The request covers all {len(self.forget)} training images and leaves nothing.",
+                where=self.request.describe(),
+                fix="Ask for less, or train a new model on other data.",
+            )
+        seen: dict[str, str] = {}
+        for name in ("forget", "retain", "test", "forget_test"):
+            images: Images | None = getattr(self, name)
+            for id_ in images.ids if images is not None else ():
+                if seen.setdefault(id_, name) != name:
+                    raise RequestError(
+                        f"An image is in two sets, {seen[id_]} and {name}.",
+                        where=id_,
+                        fix="Give each image one id, and each set its own images.",
+                    )
+
+
+def split(data: Data, request: Request) -> Splits:
+    """The forget, retain and test images of a request; disjoint, and none of the first two empty."""
+    if request.kind == "images":
+        raise RequestError("The request names nothing.", fix="Name classes, samples, a concept or a style.")
+    if request.kind == "samples":
+        forgotten = _sample_mask(data.train, request.samples)
+        return Splits(request, data.train.where(forgotten), data.train.where(~forgotten), data.test)
+    forgotten = _mask(data, data.train, request)
+    test = forget_test = None
+    if data.test is not None:
+        held_out = _mask(data, data.test, request, required=False)
+        test, forget_test = _or_none(data.test.where(~held_out)), _or_none(data.test.where(held_out))
+    return Splits(request, data.train.where(forgotten), data.train.where(~forgotten), test, forget_test)
+
+
+def forget_only(images: Images) -> Splits:
+    """For a user who has nothing but the images to forget."""
+    return Splits(Request(), images)
+
+
+def _or_none(images: Images) -> Images | None:
+    return images if len(images) else None
+
+
+def _mask(data: Data, images: Images, request: Request, required: bool = True) -> Tensor:
+    """Which images a class, concept or style request is about."""
+    pair = request.concept or request.style
+    if pair is None:
+        wanted = torch.tensor([_class_index(name, data.labels) for name in request.classes])
+        return torch.isin(images.targets, wanted)
+    column, value = pair
+    values = images.column(column)
+    if required and value not in values:
+        known = sorted(set(values))
+        raise RequestError(
+            f"No training image has {column} = {value!r} ({len(values)} rows searched).",
+            where=f"{column}: {_nearest(value, known)}",
+            fix="Use one of the values of this column.",
+        )
+    return torch.tensor([found == value for found in values], dtype=torch.bool)
+
+
+def _class_index(name: str, labels: Sequence[str]) -> int:
+    if labels.count(name) == 1:
+        return labels.index(name)
+    if name in labels:
+        raise RequestError(f"Two classes are called {name!r}.", where="the label map", fix="Rename one of them.")
+    near = _nearest(name, labels)
+    raise RequestError(
+        f"Unknown class {name!r}. Did you mean {near}?" if near else f"Unknown class {name!r}.",
+        where=f"{len(labels)} classes are known, from {labels[0]!r} to {labels[-1]!r}",
+        fix="List them with `famr classes`; names are case-sensitive.",
+    )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    folded = {candidate.casefold(): candidate for candidate in reversed(known)}
+    close = difflib.get_close_matches(name.casefold(), list(folded), n=SHOWN, cutoff=0.5)
+    found = [folded[key] for key in close] or (list(known) if len(known) <= SHOWN else [])
+    return " or ".join(repr(candidate) for candidate in found)
+
+
+def _sample_mask(images: Images, samples: Sequence[str | int]) -> Tensor:
+    """Each sample is an id, a position in the training images, or a path that ends like exactly one id."""
+    ids = images.ids
+    position_of = {id_: position for position, id_ in enumerate(ids)}
+    by_name: dict[str, list[int]] = {}
+    for position, id_ in enumerate(ids):
+        by_name.setdefault(Path(id_).name, []).append(position)
+    mask = torch.zeros(len(ids), dtype=torch.bool)
+    missing = []
+    for sample in samples:
+        text = str(sample)
+        if text in position_of:
+            found = [position_of[text]]
+        elif text.removeprefix("-").isdigit():
+            found = [int(text)] if 0 <= int(text) < len(ids) else []
+        else:
+            found = [p for p in by_name.get(Path(text).name, []) if _same_path(ids[p], text)]
+        if len(found) > 1:
+            raise RequestError(
+                f"Sample {text!r} fits {len(found)} images.",
+                where=", ".join(ids[position] for position in found[:SHOWN]),
+                fix="Give more of the path.",
+            )
+        if not found:
+            missing.append(text)
+        mask[found] = True
+    if missing:
+        raise RequestError(
+            f"{len(missing)} of {len(samples)} samples are not in the training images "
+            f"(positions 0 to {len(ids) - 1}; ids such as {ids[0]!r}).",
+            where=", ".join(missing[:SHOWN]),
+            fix="Check the ids; nothing was forgotten.",
+        )
+    return mask
+
+
+def _same_path(id_: str, text: str) -> bool:
+    ours, theirs = Path(id_).parts, Path(text).parts
+    shorter = min(len(ours), len(theirs))
+    return ours[-shorter:] == theirs[-shorter:]

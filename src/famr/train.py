@@ -1,0 +1,239 @@
+"""`fit`: train or fine-tune a classifier with cross-entropy, as originals and retrained references are made."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from famr.augmentation import Augmentation, augment
+from famr.batches import Batch, order, pixel_batches, resident
+from famr.data import Images
+from famr.devices import Precision, autocast, pick_device, repeatable
+from famr.errors import NumericsError, RequestError
+from famr.models import Classifier
+from famr.models.classifier import logits_of
+from famr.optimise import Step, epoch_seed, trainable
+
+COMPILE_FROM_STEPS = 500
+"""Compilation takes half a minute on a GPU; with fewer steps than this it does not pay."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """AdamW with a linear warm-up and a cosine to zero."""
+
+    epochs: int = 10
+    batch_size: int = 128
+    learning_rate: float = 3e-4
+    weight_decay: float = 0.05
+    warmup_share: float = 0.1
+    """The share of all steps over which the learning rate rises from zero."""
+    label_smoothing: float = 0.0
+    gradient_clip: float = 1.0
+    augmentation: Augmentation | None = Augmentation()
+    precision: Precision | None = None
+    """None: bf16 on CUDA, fp32 elsewhere."""
+    compile: bool | None = None
+    """None: on CUDA, where there are enough steps for it to pay."""
+
+    def __post_init__(self) -> None:
+        for name, holds, must in (
+            ("epochs", self.epochs >= 1, "at least 1"),
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("learning_rate", 0 < self.learning_rate < math.inf, "above 0"),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+            ("warmup_share", 0 <= self.warmup_share < 1, "from 0 to 1"),
+            ("label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to 1"),
+            ("gradient_clip", self.gradient_clip > 0, "above 0"),
+            ("precision", self.precision in (None, *get_args(Precision)), "fp32, bf16 or None"),
+        ):
+            if not holds:
+                raise RequestError(f"`{name}` must be {must}, got {getattr(self, name)!r}.", where="Training")
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One epoch of training: mean loss and accuracy on the augmented images, learning rate, seconds so far."""
+
+    epoch: int
+    step: int
+    loss: float
+    accuracy: float
+    learning_rate: float
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The outcome of `fit`."""
+
+    model: Classifier
+    training: Training
+    seed: int
+    history: tuple[TrainingRow, ...]
+    device: str
+    precision: Precision
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in training steps."""
+        return self.history[-1].seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """What run.json says about the training."""
+        return {
+            "training": {**asdict(self.training), "precision": self.precision},
+            "seed": self.seed,
+            "device": self.device,
+            "seconds": self.seconds,
+        }
+
+    def save(self, output_dir: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a run folder that loads in the model's own library."""
+        from famr.runs import save_trained
+
+        return save_trained(self, Path(output_dir), overwrite=overwrite)
+
+
+def learning_rate_factor(step: int, steps: int, warmup_share: float) -> float:
+    """Linear from 0 to 1 over the warm-up, then a cosine down to 0 at the last step.
+
+    >>> [round(learning_rate_factor(step, 10, 0.2), 3) for step in (0, 1, 2, 6, 10)]
+    [0.5, 1.0, 1.0, 0.5, 0.0]
+    """
+    warmup = round(warmup_share * steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def fit(
+    model: Classifier,
+    images: Images,
+    training: Training | None = None,
+    *,
+    seed: int = 0,
+    device: str | None = None,
+    on_event: Callable[[Step | TrainingRow], None] | None = None,
+) -> Trained:
+    """Train a copy of `model` on `images`; the model itself is not changed.
+
+    Train on `splits.retain` for a reference that never saw the forget set.
+    """
+    training = training or Training()
+    place = pick_device(device or "auto")
+    precision: Precision = training.precision or ("bf16" if place.type == "cuda" else "fp32")
+    if model.preprocessing is None:
+        raise RequestError("It is not known how this network wants its images.", where=model.spec)
+    if not images.labelled:
+        raise RequestError("Training needs a class for every image.", fix="Put the images into class folders.")
+    trained = model.copy()
+    trained.module.to(place)
+    with repeatable(seed):
+        history = tuple(_epochs(trained, images, training, precision, seed, place, on_event))
+    trained.module.cpu().eval()
+    return Trained(trained, training, seed, history, str(place), precision)
+
+
+def _epochs(
+    model: Classifier,
+    images: Images,
+    training: Training,
+    precision: Precision,
+    seed: int,
+    device: torch.device,
+    on_event: Callable[[Step | TrainingRow], None] | None,
+) -> Iterator[TrainingRow]:
+    assert model.preprocessing is not None
+    module, preprocessing = model.module.train(), model.preprocessing
+    steps = training.epochs * max(1, len(images) // training.batch_size)
+    pays = device.type == "cuda" and steps >= COMPILE_FROM_STEPS
+    network: Callable[[Tensor], Any] = module
+    if training.compile or (training.compile is None and pays):
+        network = torch.compile(module)
+    optimiser = _adamw(module, training, device)
+    generator = torch.Generator().manual_seed(seed)
+    views = _views(model, images, training, device, generator)
+    seconds, step = 0.0, 0
+    for epoch in range(1, training.epochs + 1):
+        start = time.perf_counter()
+        losses: list[Tensor] = []
+        hits, seen = torch.zeros((), device=device), 0
+        for inputs, targets in views(epoch_seed(seed, epoch)):
+            if len(targets) < min(training.batch_size, len(images)):
+                continue  # a short last batch would upset BatchNorm, and be compiled anew
+            rate = training.learning_rate * learning_rate_factor(step, steps, training.warmup_share)
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            with autocast(device, precision):
+                logits = logits_of(network(preprocessing.normalise(inputs)))
+                loss = F.cross_entropy(logits.float(), targets, label_smoothing=training.label_smoothing)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(module.parameters(), training.gradient_clip)
+            optimiser.step()
+            losses.append(loss.detach() * len(targets))
+            hits += (logits.detach().argmax(dim=-1) == targets).sum()
+            seen += len(targets)
+            step += 1
+            if on_event is not None:
+                on_event(Step(epoch, step))
+        mean_loss = float(torch.stack(losses).sum()) / seen
+        seconds += time.perf_counter() - start
+        if not math.isfinite(mean_loss):
+            raise NumericsError(
+                "The training loss is no longer a finite number.",
+                where=f"epoch {epoch}",
+                fix="Lower the learning rate, or train in fp32. Nothing was written.",
+            )
+        row = TrainingRow(epoch, step, mean_loss, float(hits) / seen, rate, seconds)
+        if on_event is not None:
+            on_event(row)
+        yield row
+
+
+def _adamw(module: nn.Module, training: Training, device: torch.device) -> torch.optim.AdamW:
+    """AdamW that does not decay biases and normalisation."""
+    parameters = trainable(module)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": training.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=training.learning_rate, fused=device.type == "cuda")
+
+
+def _views(
+    model: Classifier,
+    images: Images,
+    training: Training,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Callable[[int], Iterator[Batch]]:
+    """Passes in random order over augmented pixels; small images stay on the GPU for the whole training."""
+    assert model.preprocessing is not None
+    preprocessing = model.preprocessing
+    held = resident(images, preprocessing, device)
+    targets = images.targets.to(device)
+
+    def view(pixels: Tensor) -> Tensor:
+        if training.augmentation is not None:
+            return augment(pixels, preprocessing.crop, training.augmentation, generator)
+        return pixels if held is None else preprocessing.fit(pixels)
+
+    def one_pass(seed: int) -> Iterator[Batch]:
+        if held is not None:
+            for positions in order(len(images), seed).to(device).split(training.batch_size):
+                yield view(held[positions]), targets[positions]
+            return
+        for pixels, labels in pixel_batches(images, preprocessing, training.batch_size, device, seed):
+            yield view(pixels), labels
+
+    return one_pass
