@@ -1,13 +1,13 @@
 """famr makes a trained image classifier forget, and shows how well it did.
 
-    import famr
+import famr
 
-    model = famr.load_model("runs/original")
-    data = famr.open_data("digits")
-    splits = famr.split(data, famr.Request(classes=["3"]))
-    result = famr.forget(model, splits, famr.FAMR.paper())
-    scores = famr.evaluate(result, splits)
-    result.save("runs/no-3")
+model = famr.load_model("runs/original")
+data = famr.open_data("digits")
+splits = famr.split(data, famr.Request(classes=["3"]))
+result = famr.forget(model, splits, famr.FAMR.paper())
+scores = famr.evaluate(result, splits)
+result.save("runs/no-3")
 """
 
 from __future__ import annotations
@@ -51,7 +51,28 @@ _HOME = {
     "split": "request",
 }
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = [
+    "FAMR",
+    "Classifier",
+    "FamrError",
+    "Preprocessing",
+    "Request",
+    "Scores",
+    "Splits",
+    "Training",
+    "Unlearned",
+    "__version__",
+    "compare",
+    "evaluate",
+    "fit",
+    "forget",
+    "forget_only",
+    "load_model",
+    "match_labels",
+    "new_model",
+    "open_data",
+    "split",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,7 @@ class Augmentation:
     mirror: bool = True
 
 
-def augment(
-    pixels: Tensor, size: tuple[int, int], augmentation: Augmentation, generator: torch.Generator
-) -> Tensor:
+def augment(pixels: Tensor, size: tuple[int, int], augmentation: Augmentation, generator: torch.Generator) -> Tensor:
     """A random view of each image (batch, channels, h, w) as floats from 0 to 255, of the size the model takes.
 
     The view is an affine map of the output grid: one bicubic resampling does crop, resize and mirror at once.

@@ -31,9 +31,7 @@ def order(count: int, seed: int | None) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
-def image_batches(
-    images: Images, preprocessing: Preprocessing, batch_size: int, device: torch.device
-) -> Batches:
+def image_batches(images: Images, preprocessing: Preprocessing, batch_size: int, device: torch.device) -> Batches:
     """Passes over stored images, prepared for a model."""
 
     def one_pass(seed: int | None) -> Iterator[Batch]:
@@ -55,7 +53,7 @@ def pixel_batches(
     workers = min(8, os.cpu_count() or 1)
     pending: deque[tuple[Tensor, Future[tuple[Tensor, bool]]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
-        for positions in order(len(images), seed).split(batch_size):
+        for positions in torch.split(order(len(images), seed), batch_size):
             pending.append((positions, pool.submit(_load, images, preprocessing, positions)))
             if len(pending) > workers:
                 yield _finish(pending.popleft(), preprocessing, targets, device)
@@ -117,7 +115,7 @@ def resident(images: Images, preprocessing: Preprocessing, device: torch.device)
     free, _total = torch.cuda.mem_get_info(device)
     chunks: list[Tensor] = []
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        every = torch.arange(len(images)).split(EVALUATION_BATCH)
+        every = torch.split(torch.arange(len(images)), EVALUATION_BATCH)
         for pixels, fitted in pool.map(lambda positions: _load(images, preprocessing, positions), every):
             too_large = 4 * pixels[0].nbytes * len(images) > free
             if fitted or too_large or (chunks and pixels.shape[1:] != chunks[0].shape[1:]):

@@ -66,7 +66,7 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
         parts.append("| model | " + " | ".join(COLUMNS.values()) + " |")
         parts.append("|---|" + "---|" * len(COLUMNS))
         for name, found in models.items():
-            cells = [in_percent(column, found and getattr(found, column)) for column in COLUMNS]
+            cells = [in_percent(column, getattr(found, column, None)) for column in COLUMNS]
             parts.append(f"| {name} | " + " | ".join(cells) + " |")
         parts.append("")
     parts.append(

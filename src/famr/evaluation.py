@@ -23,7 +23,13 @@ from famr.request import Splits
 if TYPE_CHECKING:
     from famr.unlearning import Unlearned
 
-GAPS = ("retain_accuracy", "forget_accuracy", "forget_test_accuracy", "forget_cross_entropy", "forget_entropy")
+GAPS = (
+    "retain_accuracy",
+    "forget_accuracy",
+    "forget_test_accuracy",
+    "forget_cross_entropy",
+    "forget_entropy",
+)
 
 
 @dataclass(frozen=True)
@@ -114,14 +120,10 @@ def compare(
         pairs = {name: gap(*(getattr(scores[m], name) for m in ("unlearned", "retrained"))) for name in GAPS}
         js = js_divergence(forgot["unlearned"].logits, forgot["retrained"].logits).mean()
         gaps = {**pairs, "forget_js_divergence": float(js)}
-    return Scores(
-        scores.get("original"), scores["unlearned"], scores.get("retrained"), gaps, _reasons(splits, scores)
-    )
+    return Scores(scores.get("original"), scores["unlearned"], scores.get("retrained"), gaps, _reasons(splits, scores))
 
 
-def score(
-    forget: Answers, original: Answers | None, test: Answers | None, forget_test: Answers | None
-) -> ModelScores:
+def score(forget: Answers, original: Answers | None, test: Answers | None, forget_test: Answers | None) -> ModelScores:
     """The five metrics from a model's answers; `original` holds θ₀'s answers on the same forget images."""
     known = forget.labelled
     return ModelScores(
@@ -143,13 +145,16 @@ def _accuracy(found: Answers | None) -> float | None:
     return float(correct(found.logits, found.targets).mean()) if found is not None and found.labelled else None
 
 
+def accuracy_on(model: Classifier, images: Images, device: torch.device) -> float | None:
+    """Accuracy on stored images; None where they have no labels."""
+    return _accuracy(answers(model, images, device))
+
+
 def _maybe(model: Classifier, images: Images | None, device: torch.device, precision: Precision) -> Answers | None:
     return None if images is None else answers(model, images, device, precision)
 
 
-def answers(
-    model: Classifier, images: Images, device: torch.device, precision: Precision = "fp32"
-) -> Answers:
+def answers(model: Classifier, images: Images, device: torch.device, precision: Precision = "fp32") -> Answers:
     """What a model says about stored images, in their order."""
     if model.preprocessing is None:
         raise RequestError(

@@ -31,6 +31,7 @@ class ForgetLoss:
     gram_target: Tensor | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
+        """L_forget of these images, with a graph."""
         _, kl, style = self.per_image(images)
         return self.combined(kl, style)
 

@@ -48,7 +48,13 @@ class FAMR:
     def paper(cls) -> FAMR:
         """Alg. 1 to the letter: plain SGD, batch sum, η = 1e-4, λ = 0.1, 10 epochs [FAMR, Sec. 4]."""
         return cls(
-            strength=0.1, learning_rate=1e-4, epochs=10, batch_size=64, optimiser="sgd", reduction="sum", alpha=1.0
+            strength=0.1,
+            learning_rate=1e-4,
+            epochs=10,
+            batch_size=64,
+            optimiser="sgd",
+            reduction="sum",
+            alpha=1.0,
         )
 
     def __post_init__(self) -> None:

@@ -37,7 +37,8 @@ def target_kl(logits: Tensor, target: Tensor) -> Tensor:
     """
     log_p = torch.log_softmax(logits.float(), dim=-1)  # (batch, classes)
     target = target.to(log_p)
-    return (torch.special.xlogy(target, target) - target * log_p).sum(dim=-1)
+    divergence: Tensor = (torch.special.xlogy(target, target) - target * log_p).sum(dim=-1)
+    return divergence
 
 
 def gram_matrix(features: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ class Preprocessing:
             images = _resize_lanczos(images, size)
         else:
             images = F.resize(images, size, InterpolationMode(self.interpolation), antialias=True)
-        return F.center_crop(images, list(self.crop))
+        cropped: Tensor = F.center_crop(images, list(self.crop))
+        return cropped
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 pixels to the floats the model takes: (x/255 − mean)/std."""

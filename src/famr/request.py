@@ -52,9 +52,7 @@ class Request:
             )
         named = [str(name) for name in (*self.classes, *self.samples)]
         if twice := [name for name, count in Counter(named).items() if count > 1]:
-            raise RequestError(
-                f"The request names something twice: {', '.join(twice[:SHOWN])}.", fix="Name each once."
-            )
+            raise RequestError(f"The request names something twice: {', '.join(twice[:SHOWN])}.", fix="Name each once.")
 
     @property
     def kind(self) -> Kind:
@@ -139,7 +137,9 @@ class Splits:
     def __post_init__(self) -> None:
         if len(self.forget) == 0:
             raise RequestError(
-                "The forget set is empty.", where=self.request.describe(), fix="Check the request against the data."
+                "The forget set is empty.",
+                where=self.request.describe(),
+                fix="Check the request against the data.",
             )
         if self.retain is not None and len(self.retain) == 0:
             raise RequestError(

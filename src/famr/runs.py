@@ -128,9 +128,7 @@ def environment(device: str) -> dict[str, Any]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """One JSON object, readable, in UTF-8; NaN is an error, not a word JSON does not know."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text(
-        json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -144,10 +142,14 @@ def save_unlearned(
     target: Path,
     *,
     scores: Scores | None = None,
+    original: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write an unlearned model, its request, its history and its metrics."""
+    """Write an unlearned model, its request, its history and its metrics.
+
+    `original` and `data` say how both were opened, so that the run can be measured again from its records.
+    """
     with staged(target, overwrite=overwrite) as folder:
         result.model.architecture.save(result.model, folder)
         digest = result.model.digest()
@@ -157,7 +159,10 @@ def save_unlearned(
             write_json(folder / "unlearning/metrics.json", scores.to_json())
         run = {
             **result.to_json(),
-            "original": {"model": result.original.spec, "weights_sha256": result.original.digest()},
+            "original": {
+                **(original or {"model": result.original.spec, "weights": None, "arguments": {}}),
+                "weights_sha256": result.original.digest(),
+            },
             "unlearned": {"weights_sha256": digest},
             "data": data,
             "environment": environment(result.device),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -38,7 +38,7 @@ class Training:
     """The share of all steps over which the learning rate rises from zero."""
     label_smoothing: float = 0.0
     gradient_clip: float = 1.0
-    augmentation: Augmentation | None = Augmentation()
+    augmentation: Augmentation | None = field(default_factory=Augmentation)
     precision: Precision | None = None
     """None: bf16 on CUDA, fp32 elsewhere."""
     compile: bool | None = None
@@ -230,7 +230,7 @@ def _views(
 
     def one_pass(seed: int) -> Iterator[Batch]:
         if held is not None:
-            for positions in order(len(images), seed).to(device).split(training.batch_size):
+            for positions in torch.split(order(len(images), seed).to(device), training.batch_size):
                 yield view(held[positions]), targets[positions]
             return
         for pixels, labels in pixel_batches(images, preprocessing, training.batch_size, device, seed):

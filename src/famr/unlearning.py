@@ -158,11 +158,11 @@ def _prepare(
             where=splits.request.describe(),
             fix="FAMR(beta=None, style_layer=…), or --style-layer on the command line.",
         )
-    neutral = style_target
+    neutral, test = style_target, None
     if loader is not None:
         steps = loader_batches(loader, device)
         kept = list(steps(None))  # a loader may shuffle: keep one pass, so that answers can be compared
-        test, forget = None, loader_batches(kept, device)
+        forget = loader_batches(kept, device)
     else:
         assert splits is not None
         if model.preprocessing is None:
@@ -174,7 +174,8 @@ def _prepare(
             )
         steps = image_batches(splits.forget, model.preprocessing, method.batch_size, device)
         forget = image_batches(splits.forget, model.preprocessing, EVALUATION_BATCH, device)
-        test = splits.test and image_batches(splits.test, model.preprocessing, EVALUATION_BATCH, device)
+        if splits.test is not None:
+            test = image_batches(splits.test, model.preprocessing, EVALUATION_BATCH, device)
         neutral = splits.retain if neutral is None else neutral
     if isinstance(neutral, Images):
         assert model.preprocessing is not None

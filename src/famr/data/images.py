@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from famr.errors import DataError, RequestError
@@ -151,6 +151,6 @@ class Images:
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "the file is not there"
-    if isinstance(error, Image.UnidentifiedImageError):
+    if isinstance(error, UnidentifiedImageError):
         return f"it is none of {', '.join(FORMATS)}"
     return str(error).rstrip(".") or type(error).__name__

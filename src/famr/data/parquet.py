@@ -55,9 +55,7 @@ def _read_part(files: list[Path], part: str, label_column: str | None) -> tuple[
         parquets = [pyarrow.parquet.ParquetFile(file) for file in files]
     except (pyarrow.ArrowException, OSError) as error:
         where = ", ".join(file.name for file in files)
-        raise DataError(
-            f"A Parquet file cannot be read: {error}.", where=where, fix="Fetch the file again."
-        ) from error
+        raise DataError(f"A Parquet file cannot be read: {error}.", where=where, fix="Fetch the file again.") from error
     schema = parquets[0].schema_arrow
     features = _features(schema)
     image = _image_column(schema, files[0])

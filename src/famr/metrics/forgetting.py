@@ -33,7 +33,8 @@ def entropy(logits: Tensor) -> Tensor:
     >>> entropy(torch.zeros(1, 100))
     tensor([4.6052])
     """
-    return torch.special.entr(torch.softmax(logits.float(), dim=-1)).sum(dim=-1)
+    surprise: Tensor = torch.special.entr(torch.softmax(logits.float(), dim=-1)).sum(dim=-1)
+    return surprise
 
 
 def kl_divergence(original_logits: Tensor, logits: Tensor) -> Tensor:

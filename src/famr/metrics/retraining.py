@@ -17,7 +17,8 @@ def js_divergence(logits: Tensor, other_logits: Tensor) -> Tensor:
     p = torch.softmax(logits.float(), dim=-1)
     q = torch.softmax(other_logits.float(), dim=-1)
     entr = torch.special.entr
-    return (entr((p + q) / 2) - (entr(p) + entr(q)) / 2).sum(dim=-1).clamp(min=0.0)
+    divergence: Tensor = (entr((p + q) / 2) - (entr(p) + entr(q)) / 2).sum(dim=-1)
+    return divergence.clamp(min=0.0)
 
 
 def gap(unlearned: float | None, retrained: float | None) -> float | None:

@@ -88,7 +88,8 @@ class Classifier:
         parameter = next(self.module.parameters())
         was_training = self.module.training
         with torch.no_grad():
-            logits = self.module.eval() and self.logits(blank.to(parameter.device, parameter.dtype))
+            self.module.eval()
+            logits = self.logits(blank.to(parameter.device, parameter.dtype))
         self.module.train(was_training)
         return int(logits.shape[-1])
 

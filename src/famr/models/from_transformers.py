@@ -95,10 +95,10 @@ def load_pretrained(place: str, _arguments: Mapping[str, Any]) -> Classifier:
         logging.set_verbosity(verbosity)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(problem):
-            names = ", ".join(str(key) for key in sorted(info[problem], key=str)[:10])
+            found = ", ".join(str(key) for key in sorted(info[problem], key=str)[:10])
             raise CheckpointError(
                 f"The weights do not fit the architecture: {len(info[problem])} {problem.replace('_', ' ')}.",
-                where=f"hf:{place}: {names}",
+                where=f"hf:{place}: {found}",
                 fix="Use a complete checkpoint; famr never fills a head at random.",
             )
     module.eval()

@@ -22,9 +22,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError("There is no such weights file.", where=str(path), fix="Check the path.")
     if _is_lfs_pointer(path):
-        raise CheckpointError(
-            "This is a Git LFS pointer, not the weights.", where=str(path), fix="Run `git lfs pull`."
-        )
+        raise CheckpointError("This is a Git LFS pointer, not the weights.", where=str(path), fix="Run `git lfs pull`.")
     try:
         tensors = _read(path)
     except CheckpointError:
@@ -38,7 +36,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(
-                "The weights contain NaN or infinity.", where=f"{path}: {name}", fix="Use an intact checkpoint."
+                "The weights contain NaN or infinity.",
+                where=f"{path}: {name}",
+                fix="Use an intact checkpoint.",
             )
     return tensors
 

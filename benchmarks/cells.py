@@ -1,0 +1,115 @@
+"""One cell of a benchmark: a request forgotten by a method, beside its original and its retrained reference."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import famr
+from famr.data.dataset import Data
+from famr.devices import pick_device
+from famr.evaluation import accuracy_on
+from famr.runs import environment
+from famr.train import Trained
+
+
+def log(text: str) -> None:
+    """A line with the time, at once."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+class Results:
+    """A result file that grows cell by cell; a cell that is in it already is not run again."""
+
+    def __init__(self, file: Path, facts: dict[str, Any]) -> None:
+        self.file = file
+        place = str(pick_device("auto"))
+        self.content: dict[str, Any] = {**facts, "environment": environment(place), "originals": {}, "cells": []}
+        if file.is_file():
+            self.content = json.loads(file.read_text(encoding="utf-8"))
+
+    def has(self, **key: Any) -> bool:
+        """Whether a cell with these values is there."""
+        return any(all(cell.get(name) == value for name, value in key.items()) for cell in self.content["cells"])
+
+    def add(self, cell: dict[str, Any]) -> None:
+        """Keep a cell, on disk at once."""
+        self.content["cells"].append(cell)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file anew."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def train_original(
+    start: Callable[[int], famr.Classifier], data: Data, training: famr.Training, seed: int, results: Results
+) -> Trained:
+    """The model that is later to forget; its test accuracy goes into the results."""
+    began = time.perf_counter()
+    trained = famr.fit(start(seed), data.train, training, seed=seed)
+    assert data.test is not None
+    accuracy = accuracy_on(trained.model, data.test, pick_device("auto"))
+    wall = time.perf_counter() - began
+    results.content["originals"][str(seed)] = {
+        "test_accuracy": accuracy,
+        "seconds": trained.seconds,
+        "history": [asdict(row) for row in trained.history],
+    }
+    results.save()
+    assert accuracy is not None
+    log(f"original, seed {seed}: test {100 * accuracy:.2f} %, {trained.seconds:.1f} s of training, {wall:.1f} s in all")
+    return trained
+
+
+def forget_cell(
+    original: Trained,
+    start: Callable[[int], famr.Classifier],
+    data: Data,
+    request: famr.Request,
+    method: famr.FAMR,
+    training: famr.Training,
+    seed: int,
+) -> dict[str, Any]:
+    """Forget, retrain without, compare: the cell as plain values."""
+    splits = famr.split(data, request)
+    assert splits.retain is not None
+    result = famr.forget(original.model, splits, method, seed=seed)
+    retrained = famr.fit(start(seed), splits.retain, training, seed=seed)
+    scores = famr.evaluate(result, splits, retrained.model)
+    cell = {
+        "request": request.to_json(),
+        "seed": seed,
+        **scores.to_json(),
+        "seconds": {"unlearned": result.seconds, "retrained": retrained.seconds},
+        "method": result.method.to_json(),
+        "drift": result.drift,
+        "drift_bound": result.drift_bound,
+        "history": [asdict(row) for row in result.history],
+    }
+    kept, found = scores.unlearned, scores.retrained
+    assert found is not None
+    log(
+        f"{request.describe()}, seed {seed}: unlearned Ret {kept.retain_accuracy} For {kept.forget_accuracy} "
+        f"CE {kept.forget_cross_entropy} Ent {kept.forget_entropy:.3f} KL {kept.forget_kl} in {result.seconds:.2f} s; "
+        f"retrained Ret {found.retain_accuracy} For {found.forget_accuracy} in {retrained.seconds:.1f} s"
+    )
+    return cell
+
+
+def vit_tiny(weights: Path, labels: tuple[str, ...]) -> Callable[[int], famr.Classifier]:
+    """ViT-Ti/16 at 224 px with the given ImageNet weights and a new head drawn with the seed."""
+    return lambda seed: famr.new_model("timm:vit_tiny_patch16_224", labels, weights=weights, seed=seed)
+
+
+def drawn_classes(labels: tuple[str, ...], count: int, seed: int) -> list[str]:
+    """Some classes, by a fixed seed and not by their results."""
+    picked = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:count]
+    return [labels[index] for index in picked.tolist()]

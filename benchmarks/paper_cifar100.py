@@ -1,0 +1,52 @@
+"""The paper's Table 1, row ViT-Ti: FAMR.paper() on CIFAR-100, several classes and seeds, each with its retraining.
+
+python -m benchmarks.paper_cifar100 --data DIR --weights FILE --output benchmarks/results/paper-cifar100-vit_tiny.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+import famr
+from benchmarks.cells import Results, drawn_classes, forget_cell, log, train_original, vit_tiny
+
+CLASS_SEED = 2025
+TRAINING = famr.Training(epochs=10, batch_size=256, learning_rate=5e-4, weight_decay=0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the CIFAR-100 Parquet files")
+    parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--classes", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    data = famr.open_data(f"parquet:{arguments.data}")
+    start = vit_tiny(arguments.weights, data.labels)
+    method = famr.FAMR.paper()
+    facts = {
+        "benchmark": "paper-cifar100-vit_tiny",
+        "data": "CIFAR-100, official split, resized to 224 px",
+        "model": "timm:vit_tiny_patch16_224, ImageNet weights, fine-tuned",
+        "training": asdict(TRAINING),
+        "method": method.to_json(),
+        "class_seed": CLASS_SEED,
+    }
+    results = Results(arguments.output, facts)
+    classes = drawn_classes(data.labels, arguments.classes, CLASS_SEED)
+    log(f"classes {classes}, seeds {arguments.seeds}")
+    for seed in arguments.seeds:
+        requests = [famr.Request(classes=[name]) for name in classes]
+        missing = [r for r in requests if not results.has(request=r.to_json(), seed=seed)]
+        if not missing:
+            continue
+        original = train_original(start, data, TRAINING, seed, results)
+        for request in missing:
+            results.add(forget_cell(original, start, data, request, method, TRAINING, seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""A style: `sketch` of PACS forgotten by uniform KL and Gram-matrix loss, with a model that never saw sketches.
+
+python -m benchmarks.style_pacs --data DIR --weights FILE --output benchmarks/results/style-pacs-vit_tiny.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import famr
+from benchmarks.cells import Results, forget_cell, train_original, vit_tiny
+
+TRAINING = famr.Training(epochs=8, batch_size=128, learning_rate=2e-4, weight_decay=0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the PACS Parquet files")
+    parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--style", default="sketch")
+    parser.add_argument("--layer", default="blocks.5")
+    parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4])
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    data = famr.open_data(f"parquet:{arguments.data}")
+    start = vit_tiny(arguments.weights, data.labels)
+    paper = replace(famr.FAMR.paper(), beta=None, style_layer=arguments.layer)
+    facts = {
+        "benchmark": "style-pacs-vit_tiny",
+        "data": "PACS at 112 px, resized to 224 px; 7 classes, 4 styles",
+        "model": "timm:vit_tiny_patch16_224, ImageNet weights, fine-tuned",
+        "training": asdict(TRAINING),
+        "method": paper.to_json(),
+    }
+    results = Results(arguments.output, facts)
+    original = train_original(start, data, TRAINING, arguments.seed, results)
+    request = famr.Request(style=("style", arguments.style))
+    for rate in arguments.learning_rates:
+        method = replace(paper, learning_rate=rate)
+        try:
+            results.add(forget_cell(original, start, data, request, method, TRAINING, arguments.seed))
+        except famr.FamrError as error:
+            results.add(
+                {"request": request.to_json(), "seed": arguments.seed, "method": method.to_json(), "error": str(error)}
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The command line: it parses, calls the library and prints; the work is done elsewhere."""

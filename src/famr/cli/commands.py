@@ -1,0 +1,209 @@
+"""What the commands do, between parsing and printing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from famr.cli.printing import progress, say
+from famr.data import Data, open_data
+from famr.data.images import UNKNOWN
+from famr.devices import pick_device
+from famr.errors import CheckpointError, DataError, RequestError
+from famr.evaluation import Scores, accuracy_on, compare
+from famr.labels import match_labels
+from famr.method import FAMR
+from famr.models import Classifier, load_model, new_model
+from famr.request import Request, Splits, forget_only, split
+from famr.runs import check_output, read_unlearning, save_trained, save_unlearned
+from famr.train import Training, fit
+from famr.unlearning import forget
+
+
+def open_facts(facts: Mapping[str, Any]) -> Data:
+    """Open data as recorded in (or for) a run.json."""
+    return open_data(
+        facts["spec"],
+        root=facts["root"],
+        label_column=facts["label_column"],
+        split_seed=facts["split_seed"],
+        whole=facts["forget_only"],
+    )
+
+
+def run_train(
+    *,
+    model: str,
+    weights: Path | None,
+    arguments: Mapping[str, Any],
+    from_scratch: bool,
+    data_facts: Mapping[str, Any],
+    without: Request,
+    training: Training,
+    output_dir: Path,
+    overwrite: bool,
+    seed: int,
+    device: str,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Train, measure on the test images, write the run folder."""
+    check_output(output_dir, overwrite)
+    pick_device(device)
+    data = open_facts(data_facts)
+    left_out = without if without.kind != "images" else None
+    splits = split(data, left_out) if left_out else None
+    images = splits.retain if splits else data.train
+    test = splits.test if splits else data.test
+    assert images is not None
+    if training.augmentation is not None:
+        training = replace(training, augmentation=replace(training.augmentation, mirror=data.mirror))
+    start = new_model(model, data.labels, weights=weights, arguments=arguments, from_scratch=from_scratch, seed=seed)
+    steps = training.epochs * max(1, len(images) // training.batch_size)
+    with progress(steps, f"training on {len(images)} images", quiet) as on_event:
+        trained = fit(start, images, training, seed=seed, device=device, on_event=on_event)
+    if test is None:
+        raise DataError("The request leaves no test images.", where=data.spec, fix="Leave less out.")
+    metrics = {
+        "test_accuracy": accuracy_on(trained.model, test, pick_device(device)),
+        "test_count": len(test),
+        "train_count": len(images),
+    }
+    save_trained(trained, output_dir, metrics=metrics, data=data_facts, without=left_out, overwrite=overwrite)
+    return {**metrics, "seconds": trained.seconds, "output_dir": str(output_dir)}
+
+
+def run_forget(
+    *,
+    model: str,
+    weights: Path | None,
+    arguments: Mapping[str, Any],
+    request: Request,
+    data_facts: Mapping[str, Any],
+    style_target: str | None,
+    method: FAMR,
+    retrained: str | None,
+    track_retain: bool,
+    output_dir: Path,
+    overwrite: bool,
+    seed: int,
+    device: str,
+    quiet: bool,
+) -> Scores:
+    """Forget, measure, write the run folder; nothing is written unless all of it went well."""
+    check_output(output_dir, overwrite)
+    place = str(pick_device(device))
+    original = load_model(model, weights=weights, arguments=arguments)
+    original, splits = splits_for(original, request, data_facts)
+    reference = load_model(retrained) if retrained else None
+    neutral = open_data(style_target, whole=True).train if style_target else None
+    steps = method.epochs * -(-len(splits.forget) // method.batch_size)
+    with progress(steps, f"forgetting {request.describe()}", quiet) as on_event:
+        result = forget(
+            original,
+            splits,
+            method,
+            style_target=neutral,
+            seed=seed,
+            device=place,
+            track_retain=track_retain,
+            on_event=on_event,
+        )
+    scores = compare(original, result.model, reference, splits, device=place)
+    save_unlearned(
+        result,
+        output_dir,
+        scores=scores,
+        original={
+            "model": model,
+            "weights": None if weights is None else str(weights),
+            "arguments": dict(arguments),
+        },
+        data=data_facts,
+        overwrite=overwrite,
+    )
+    return scores
+
+
+def splits_for(model: Classifier, request: Request, facts: Mapping[str, Any]) -> tuple[Classifier, Splits]:
+    """The sets of a request on recorded data, with the class names of model and data brought together."""
+    data = open_facts(facts)
+    if not facts["forget_only"]:
+        model, data = match_labels(model, data, by_name=facts["match_labels_by_name"])
+        return model, split(data, request)
+    if request.kind != "images":
+        raise RequestError(
+            "With --forget-data every image is forgotten; there is nothing to choose.",
+            fix=f"Leave out the {request.kind}, or give the whole data with --data.",
+        )
+    if model.labels is not None:
+        return model, forget_only(data.with_labels(model.labels).train)
+    say("the checkpoint names no classes, so the labels of the images cannot be used")
+    return model, forget_only(data.train.with_targets([UNKNOWN] * len(data.labels)))
+
+
+def run_evaluate(
+    run: Path,
+    retrained: str | None,
+    original: str | None,
+    data: str | None,
+    data_root: str | None,
+    device: str,
+) -> Scores:
+    """Measure a finished run again, from its records."""
+    unlearned = load_model(str(run))
+    request, record = read_unlearning(run)
+    facts = dict(record["data"] or {})
+    if not facts and data is None:
+        raise RequestError("The run does not say which data it used.", where=str(run), fix="Give --data.")
+    if data is not None:
+        facts |= {"spec": data}
+    if data_root is not None:
+        facts |= {"root": data_root}
+    unlearned, splits = splits_for(unlearned, request, facts)
+    start = find_original(original, record["original"])
+    return compare(
+        None if start is None else replace(start, labels=unlearned.labels),
+        unlearned,
+        load_model(retrained) if retrained else None,
+        splits,
+        device=device,
+    )
+
+
+def find_original(given: str | None, record: Mapping[str, Any]) -> Classifier | None:
+    """The model a run started from, if it can be found and is still the same."""
+    try:
+        if given:
+            model = load_model(given)
+        else:
+            model = load_model(record["model"], weights=record["weights"], arguments=record["arguments"])
+    except CheckpointError:
+        if given:
+            raise
+        return None
+    if model.digest() != record["weights_sha256"]:
+        raise CheckpointError(
+            "The original has other weights than those the run started from.",
+            where=given or record["model"],
+            fix="Name the right one with --original.",
+        )
+    return model
+
+
+def list_classes(
+    model: str | None, data: str | None, weights: Path | None, root: str | None, label_column: str | None
+) -> list[str]:
+    """Class names by index."""
+    if (model is None) == (data is None):
+        raise RequestError("Name a model or --data.", fix="famr classes runs/original")
+    if data is not None:
+        return list(open_data(data, root=root, label_column=label_column).labels)
+    assert model is not None
+    labels = load_model(model, weights=weights).labels
+    if labels is None:
+        raise CheckpointError(
+            "The checkpoint carries no class names.", where=model, fix="List those of its data: --data SPEC."
+        )
+    return list(labels)

@@ -1,0 +1,297 @@
+"""`famr`: the commands, one function each, and the exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from famr._version import __version__
+from famr.cli import options as opt
+from famr.cli.printing import print_error, print_json, print_scores, say
+from famr.errors import FamrError, RequestError
+
+app = typer.Typer(
+    name="famr",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Make a trained image classifier forget, and show how well it did.",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"famr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_for_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
+) -> None:
+    """Exit codes: 0 done, 2 usage or request, 3 data, 4 checkpoint, 5 numerics, 6 storage, 130 stopped."""
+
+
+@app.command()
+def demo(
+    output_dir: opt.OutputDir = Path("famr-demo"),
+    overwrite: opt.Overwrite = False,
+    seed: opt.Seed = 0,
+    as_json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """The whole story on embedded data: train, forget a class, retrain without it, compare."""
+    from famr.cli.demo import run_demo
+
+    story = run_demo(output_dir, overwrite=overwrite, seed=seed, quiet=quiet or as_json)
+    if as_json:
+        print_json(story.to_json())
+    else:
+        story.tell()
+
+
+@app.command()
+def train(
+    model: opt.Model,
+    data: opt.DataSpec,
+    output_dir: opt.OutputDir,
+    weights: opt.Weights = None,
+    model_arg: opt.ModelArg = None,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Draw every weight at random.")] = False,
+    without_class: Annotated[list[str] | None, typer.Option(help="Leave out a class. Repeatable.")] = None,
+    without_sample: Annotated[list[str] | None, typer.Option(help="Leave out a sample. Repeatable.")] = None,
+    without_samples: Annotated[Path | None, typer.Option(help="Leave out the samples of a CSV or TXT.")] = None,
+    without_concept: Annotated[str | None, typer.Option(metavar="COLUMN=VALUE", help="Leave out a concept.")] = None,
+    without_style: Annotated[str | None, typer.Option(metavar="COLUMN=VALUE", help="Leave out a style.")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 10,
+    batch_size: Annotated[int, typer.Option(help="Images a step.")] = 128,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 3e-4,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of AdamW.")] = 0.05,
+    augment: Annotated[bool, typer.Option(help="Random crops, and mirror images where the class allows.")] = True,
+    precision: Annotated[str | None, typer.Option(help="fp32 or bf16; default bf16 on CUDA, else fp32.")] = None,
+    compile_network: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile; default where it pays.")
+    ] = None,
+    data_root: opt.DataRoot = None,
+    label_column: opt.LabelColumn = None,
+    split_seed: opt.SplitSeed = 0,
+    seed: opt.Seed = 0,
+    device: opt.Device = "auto",
+    overwrite: opt.Overwrite = False,
+    as_json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Fine-tune or train a classifier; with --without-… a retrained reference."""
+    from famr.cli.commands import run_train
+    from famr.train import Training
+
+    report = run_train(
+        model=model,
+        weights=weights,
+        arguments=opt.model_arguments(model_arg),
+        from_scratch=from_scratch,
+        data_facts=_data_facts(data, data_root, label_column, split_seed, by_name=False),
+        without=opt.request_from(
+            without_class, without_sample, without_samples, without_concept, without_style, "--without-"
+        ),
+        training=Training(
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            augmentation=Training().augmentation if augment else None,
+            precision=_precision(precision) if precision else None,
+            compile=compile_network,
+        ),
+        output_dir=output_dir,
+        overwrite=overwrite,
+        seed=seed,
+        device=device,
+        quiet=quiet,
+    )
+    if as_json:
+        print_json(report)
+    else:
+        print(f"test accuracy {100 * report['test_accuracy']:.1f} % on {report['test_count']} images")
+        say(f"written to {output_dir}")
+
+
+@app.command()
+def forget(
+    model: opt.Model,
+    output_dir: opt.OutputDir,
+    data: Annotated[str | None, typer.Option(help="The data the model was trained on, as for `train`.")] = None,
+    forget_data: Annotated[
+        str | None, typer.Option(help="Instead of --data: a source whose images are all to be forgotten.")
+    ] = None,
+    class_: Annotated[list[str] | None, typer.Option("--class", help="A class, by name. Repeatable.")] = None,
+    sample: Annotated[list[str] | None, typer.Option(help="A sample: index, id or path. Repeatable.")] = None,
+    samples: Annotated[Path | None, typer.Option(help="A CSV or TXT file of samples.")] = None,
+    concept: Annotated[str | None, typer.Option(metavar="COLUMN=VALUE", help="Images with this value.")] = None,
+    style: Annotated[str | None, typer.Option(metavar="COLUMN=VALUE", help="A style; needs --style-layer.")] = None,
+    style_layer: Annotated[str | None, typer.Option(help="The layer to read the style from.")] = None,
+    style_target: Annotated[str | None, typer.Option(help="Images of a neutral style; default: retained.")] = None,
+    style_channels_last: Annotated[
+        bool, typer.Option("--style-channels-last", help="The layer returns height × width × channels.")
+    ] = False,
+    strength: Annotated[float, typer.Option(help="λ: how firmly the anchor holds.")] = 0.1,
+    learning_rate: Annotated[float, typer.Option(help="η of Alg. 1.")] = 1e-4,
+    epochs: Annotated[int, typer.Option(help="Passes over the forget set.")] = 10,
+    batch_size: Annotated[int, typer.Option(help="Images a step.")] = 64,
+    optimiser: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    reduction: Annotated[str, typer.Option(help="sum or mean over a batch.")] = "sum",
+    alpha: Annotated[float, typer.Option(help="α: weight of the uniform KL.")] = 1.0,
+    beta: Annotated[float | None, typer.Option(help="β: weight of the style loss; default: balanced.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    retrained: Annotated[str | None, typer.Option(help="A model trained without the forget set.")] = None,
+    track_retain: Annotated[bool, typer.Option(help="Measure retained accuracy after each epoch.")] = True,
+    weights: opt.Weights = None,
+    model_arg: opt.ModelArg = None,
+    data_root: opt.DataRoot = None,
+    label_column: opt.LabelColumn = None,
+    split_seed: opt.SplitSeed = 0,
+    match_labels_by_name: opt.ByName = False,
+    seed: opt.Seed = 0,
+    device: opt.Device = "auto",
+    overwrite: opt.Overwrite = False,
+    as_json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Make a model forget a class, samples, a concept or a style; write the new model and its metrics."""
+    from famr.cli.commands import run_forget
+    from famr.method import FAMR
+
+    if (data is None) == (forget_data is None):
+        raise RequestError("Give either --data or --forget-data.", fix="--data digits --class 3")
+    method = FAMR.from_json(
+        {
+            "strength": strength,
+            "learning_rate": learning_rate,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "optimiser": optimiser,
+            "reduction": reduction,
+            "alpha": alpha,
+            "beta": beta if style or style_layer else beta or 0.0,
+            "style_layer": style_layer,
+            "style_channels_last": style_channels_last,
+            "precision": precision,
+        }
+    )
+    scores = run_forget(
+        model=model,
+        weights=weights,
+        arguments=opt.model_arguments(model_arg),
+        request=opt.request_from(class_, sample, samples, concept, style),
+        data_facts=_data_facts(
+            data or forget_data or "",
+            data_root,
+            label_column,
+            split_seed,
+            by_name=match_labels_by_name,
+            forget_only=data is None,
+        ),
+        style_target=style_target,
+        method=method,
+        retrained=retrained,
+        track_retain=track_retain,
+        output_dir=output_dir,
+        overwrite=overwrite,
+        seed=seed,
+        device=device,
+        quiet=quiet,
+    )
+    if as_json:
+        print_json(scores.to_json())
+    else:
+        print_scores(scores, f"{output_dir}")
+        say(f"written to {output_dir}")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A folder that `famr forget` wrote.")],
+    retrained: Annotated[str | None, typer.Option(help="A model trained without the forget set.")] = None,
+    original: Annotated[str | None, typer.Option(help="The original, if it has moved.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data, if it has moved.")] = None,
+    data_root: opt.DataRoot = None,
+    device: opt.Device = "auto",
+    as_json: opt.AsJson = False,
+) -> None:
+    """Measure a finished run again: the five metrics, and the gaps to a retrained model."""
+    from famr.cli.commands import run_evaluate
+
+    scores = run_evaluate(run, retrained, original, data, data_root, device)
+    if as_json:
+        print_json(scores.to_json())
+    else:
+        print_scores(scores, str(run))
+
+
+@app.command()
+def classes(
+    model: Annotated[str | None, typer.Argument(help="The model whose classes to list.")] = None,
+    data: Annotated[str | None, typer.Option(help="Or the data whose classes to list.")] = None,
+    weights: opt.Weights = None,
+    data_root: opt.DataRoot = None,
+    label_column: opt.LabelColumn = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """List the class names of a model or of a data set."""
+    from famr.cli.commands import list_classes
+    from famr.cli.printing import visible
+
+    labels = list_classes(model, data, weights, data_root, label_column)
+    if as_json:
+        print_json({"classes": labels})
+    else:
+        for index, label in enumerate(labels):
+            print(f"{index:5d}  {visible(label)}")
+
+
+def _data_facts(
+    spec: str,
+    root: str | None,
+    label_column: str | None,
+    split_seed: int,
+    *,
+    by_name: bool,
+    forget_only: bool = False,
+) -> dict[str, Any]:
+    """How the data was opened: recorded in run.json, so that it can be opened the same way again."""
+    return {
+        "spec": spec,
+        "root": root,
+        "label_column": label_column,
+        "split_seed": split_seed,
+        "match_labels_by_name": by_name,
+        "forget_only": forget_only,
+    }
+
+
+def _precision(text: str) -> Any:
+    return text
+
+
+def main() -> None:
+    """Run the command line; turn an error into its words and its exit code."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    as_json, debug = "--json" in sys.argv, "--debug" in sys.argv
+    if not debug:
+        warnings.showwarning = lambda message, *_rest: say(f"famr: note: {message}")
+    try:
+        app()
+    except FamrError as error:
+        if debug:
+            raise
+        print_error(error, as_json)
+        sys.exit(error.exit_code)

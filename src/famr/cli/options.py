@@ -1,0 +1,82 @@
+"""Options that several commands share, and what they turn into. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from famr.errors import RequestError
+
+if TYPE_CHECKING:
+    from famr.request import Request
+
+Model = Annotated[str, typer.Option("--model", help="timm:NAME, hf:ID-or-folder, torchvision:NAME or a run folder.")]
+Weights = Annotated[Path | None, typer.Option(help="Local weights for that model: .safetensors, or .pth of tensors.")]
+ModelArg = Annotated[
+    list[str] | None,
+    typer.Option("--model-arg", metavar="NAME=VALUE", help="Argument of timm's constructor, e.g. img_size=32."),
+]
+DataSpec = Annotated[
+    str,
+    typer.Option("--data", help="digits, folder:PATH, parquet:PATH, hf:ID-or-folder or torchvision:NAME."),
+]
+DataRoot = Annotated[str | None, typer.Option("--data-root", help="Where torchvision keeps its files.")]
+LabelColumn = Annotated[str | None, typer.Option("--label-column", help="The class column, if there are several.")]
+SplitSeed = Annotated[int, typer.Option(help="Seed of the test split, for data that has none.")]
+OutputDir = Annotated[Path, typer.Option("--output-dir", help="The run folder to write; it must not exist.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a folder that famr wrote.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+ByName = Annotated[bool, typer.Option("--match-labels-by-name", help="Accept the same class names in another order.")]
+
+
+def model_arguments(pairs: list[str] | None) -> dict[str, Any]:
+    """`img_size=32` to a name and a Python value.
+
+    >>> model_arguments(["img_size=32", "act_layer=gelu"])
+    {'img_size': 32, 'act_layer': 'gelu'}
+    """
+    arguments: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, text = column_and_value(pair, "--model-arg")
+        try:
+            arguments[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            arguments[name] = text
+    return arguments
+
+
+def column_and_value(text: str, option: str) -> tuple[str, str]:
+    """`COLUMN=VALUE` in two.
+
+    >>> column_and_value("superclass=large_carnivores", "--concept")
+    ('superclass', 'large_carnivores')
+    """
+    column, equals, value = text.partition("=")
+    if not (column and equals and value):
+        raise RequestError(f"{option} takes COLUMN=VALUE, got {text!r}.", fix=f"{option} superclass=fish")
+    return column, value
+
+
+def request_from(
+    classes: list[str] | None,
+    sample: list[str] | None,
+    samples: Path | None,
+    concept: str | None,
+    style: str | None,
+    prefix: str = "--",
+) -> Request:
+    """A request from the options of the command line."""
+    from famr.request import Request, read_samples
+
+    return Request(
+        classes=classes or (),
+        samples=[*(sample or []), *(read_samples(samples) if samples else [])],
+        concept=column_and_value(concept, f"{prefix}concept") if concept else None,
+        style=column_and_value(style, f"{prefix}style") if style else None,
+    )
