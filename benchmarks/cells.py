@@ -50,42 +50,51 @@ class Results:
 
 
 def train_original(
-    start: Callable[[int], famr.Classifier], data: Data, training: famr.Training, seed: int, results: Results
-) -> Trained:
-    """The model that is later to forget; its test accuracy goes into the results."""
-    began = time.perf_counter()
-    trained = famr.fit(start(seed), data.train, training, seed=seed)
-    assert data.test is not None
-    accuracy = accuracy_on(trained.model, data.test, pick_device("auto"))
-    wall = time.perf_counter() - began
-    results.content["originals"][str(seed)] = {
-        "test_accuracy": accuracy,
-        "seconds": trained.seconds,
-        "history": [asdict(row) for row in trained.history],
-    }
+    start: Callable[[int], famr.Classifier],
+    data: Data,
+    training: famr.Training,
+    seed: int,
+    results: Results,
+    models: Path | None,
+) -> famr.Classifier:
+    """The model that is later to forget; its test accuracy goes into the results. Kept in `models`, if given."""
+    kept = None if models is None else models / f"original-{seed}"
+    if kept is not None and kept.is_dir():
+        record = json.loads((kept / "original.json").read_text(encoding="utf-8"))
+        model = famr.load_model(str(kept / "run"))
+    else:
+        assert data.test is not None
+        trained = famr.fit(start(seed), data.train, training, seed=seed)
+        model = trained.model
+        record = {
+            "test_accuracy": accuracy_on(model, data.test, pick_device("auto")),
+            "seconds": trained.seconds,
+            "history": [asdict(row) for row in trained.history],
+        }
+        if kept is not None:
+            trained.save(kept / "run")
+            (kept / "original.json").write_text(json.dumps(record), encoding="utf-8")
+    results.content["originals"][str(seed)] = record
     results.save()
-    assert accuracy is not None
-    log(f"original, seed {seed}: test {100 * accuracy:.2f} %, {trained.seconds:.1f} s of training, {wall:.1f} s in all")
-    return trained
+    log(f"original, seed {seed}: test accuracy {record['test_accuracy']}, {record['seconds']:.1f} s of training")
+    return model
 
 
 def forget_cell(
-    original: Trained,
-    start: Callable[[int], famr.Classifier],
-    data: Data,
-    request: famr.Request,
-    method: famr.FAMR,
-    training: famr.Training,
-    seed: int,
+    original: famr.Classifier, retrained: Trained, splits: famr.Splits, method: famr.FAMR, seed: int, track: bool = True
 ) -> dict[str, Any]:
-    """Forget, retrain without, compare: the cell as plain values."""
-    splits = famr.split(data, request)
-    assert splits.retain is not None
-    result = famr.forget(original.model, splits, method, seed=seed)
-    retrained = famr.fit(start(seed), splits.retain, training, seed=seed)
+    """Forget and compare with the original and the retrained model: the cell as plain values."""
+    result = famr.forget(original, splits, method, seed=seed, track_retain=track)
     scores = famr.evaluate(result, splits, retrained.model)
-    cell = {
-        "request": request.to_json(),
+    kept, found = scores.unlearned, scores.retrained
+    assert found is not None
+    log(
+        f"{splits.request.describe()}, seed {seed}: unlearned Ret {kept.retain_accuracy} For {kept.forget_accuracy} "
+        f"CE {kept.forget_cross_entropy} Ent {kept.forget_entropy:.3f} KL {kept.forget_kl} in {result.seconds:.2f} s; "
+        f"retrained Ret {found.retain_accuracy} For {found.forget_accuracy} in {retrained.seconds:.1f} s"
+    )
+    return {
+        "request": splits.request.to_json(),
         "seed": seed,
         **scores.to_json(),
         "seconds": {"unlearned": result.seconds, "retrained": retrained.seconds},
@@ -94,14 +103,14 @@ def forget_cell(
         "drift_bound": result.drift_bound,
         "history": [asdict(row) for row in result.history],
     }
-    kept, found = scores.unlearned, scores.retrained
-    assert found is not None
-    log(
-        f"{request.describe()}, seed {seed}: unlearned Ret {kept.retain_accuracy} For {kept.forget_accuracy} "
-        f"CE {kept.forget_cross_entropy} Ent {kept.forget_entropy:.3f} KL {kept.forget_kl} in {result.seconds:.2f} s; "
-        f"retrained Ret {found.retain_accuracy} For {found.forget_accuracy} in {retrained.seconds:.1f} s"
-    )
-    return cell
+
+
+def retrain(
+    start: Callable[[int], famr.Classifier], splits: famr.Splits, training: famr.Training, seed: int
+) -> Trained:
+    """The reference: the same training, from the same start, without the forget set."""
+    assert splits.retain is not None
+    return famr.fit(start(seed), splits.retain, training, seed=seed)
 
 
 def vit_tiny(weights: Path, labels: tuple[str, ...]) -> Callable[[int], famr.Classifier]:

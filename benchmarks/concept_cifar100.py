@@ -1,6 +1,7 @@
 """A concept: one superclass of CIFAR-100 (five classes) forgotten by FAMR.paper(), with its retraining.
 
-python -m benchmarks.concept_cifar100 --data DIR --weights FILE --output benchmarks/results/concept-cifar100-vit_tiny.json
+python -m benchmarks.concept_cifar100 --data DIR --weights FILE \
+        --output benchmarks/results/concept-cifar100-vit_tiny.json
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import famr
-from benchmarks.cells import Results, forget_cell, train_original, vit_tiny
+from benchmarks.cells import Results, forget_cell, retrain, train_original, vit_tiny
 from benchmarks.paper_cifar100 import TRAINING
 
 
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the CIFAR-100 Parquet files")
     parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--models", type=Path, help="where benchmarks.paper_cifar100 kept its originals")
     parser.add_argument("--superclass", default="fish")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -33,9 +35,10 @@ def main() -> None:
         "method": method.to_json(),
     }
     results = Results(arguments.output, facts)
-    original = train_original(start, data, TRAINING, arguments.seed, results)
-    request = famr.Request(concept=("superclass", arguments.superclass))
-    results.add(forget_cell(original, start, data, request, method, TRAINING, arguments.seed))
+    original = train_original(start, data, TRAINING, arguments.seed, results, arguments.models)
+    splits = famr.split(data, famr.Request(concept=("superclass", arguments.superclass)))
+    retrained = retrain(start, splits, TRAINING, arguments.seed)
+    results.add(forget_cell(original, retrained, splits, method, arguments.seed))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import famr
-from benchmarks.cells import Results, drawn_classes, forget_cell, log, train_original, vit_tiny
+from benchmarks.cells import Results, drawn_classes, forget_cell, log, retrain, train_original, vit_tiny
 
 CLASS_SEED = 2025
-TRAINING = famr.Training(epochs=10, batch_size=256, learning_rate=5e-4, weight_decay=0.05)
+TRAINING = famr.Training(epochs=8, batch_size=512, learning_rate=7e-4, weight_decay=0.05)
 
 
 def main() -> None:
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the CIFAR-100 Parquet files")
     parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--models", type=Path, help="where to keep the fine-tuned originals for other benchmarks")
     parser.add_argument("--classes", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
@@ -43,9 +44,11 @@ def main() -> None:
         missing = [r for r in requests if not results.has(request=r.to_json(), seed=seed)]
         if not missing:
             continue
-        original = train_original(start, data, TRAINING, seed, results)
+        original = train_original(start, data, TRAINING, seed, results, arguments.models)
         for request in missing:
-            results.add(forget_cell(original, start, data, request, method, TRAINING, seed))
+            splits = famr.split(data, request)
+            retrained = retrain(start, splits, TRAINING, seed)
+            results.add(forget_cell(original, retrained, splits, method, seed, track=seed == arguments.seeds[0]))
 
 
 if __name__ == "__main__":

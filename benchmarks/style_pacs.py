@@ -1,6 +1,7 @@
 """A style: `sketch` of PACS forgotten by uniform KL and Gram-matrix loss, with a model that never saw sketches.
 
-python -m benchmarks.style_pacs --data DIR --weights FILE --output benchmarks/results/style-pacs-vit_tiny.json
+python -m benchmarks.style_pacs --data DIR --weights FILE \
+        --output benchmarks/results/style-pacs-vit_tiny.json
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import famr
-from benchmarks.cells import Results, forget_cell, train_original, vit_tiny
+from benchmarks.cells import Results, forget_cell, log, retrain, train_original, vit_tiny
 
-TRAINING = famr.Training(epochs=8, batch_size=128, learning_rate=2e-4, weight_decay=0.05)
+TRAINING = famr.Training(epochs=8, batch_size=128, learning_rate=2e-4, weight_decay=0.05, compile=False)
 
 
 def main() -> None:
@@ -36,16 +37,17 @@ def main() -> None:
         "method": paper.to_json(),
     }
     results = Results(arguments.output, facts)
-    original = train_original(start, data, TRAINING, arguments.seed, results)
-    request = famr.Request(style=("style", arguments.style))
+    original = train_original(start, data, TRAINING, arguments.seed, results, None)
+    splits = famr.split(data, famr.Request(style=("style", arguments.style)))
+    retrained = retrain(start, splits, TRAINING, arguments.seed)
     for rate in arguments.learning_rates:
-        method = replace(paper, learning_rate=rate)
-        try:
-            results.add(forget_cell(original, start, data, request, method, TRAINING, arguments.seed))
-        except famr.FamrError as error:
-            results.add(
-                {"request": request.to_json(), "seed": arguments.seed, "method": method.to_json(), "error": str(error)}
-            )
+        for alpha in (1.0, 0.0):
+            method = replace(paper, learning_rate=rate, alpha=alpha)
+            try:
+                results.add(forget_cell(original, retrained, splits, method, arguments.seed))
+            except famr.FamrError as error:
+                log(f"learning rate {rate:g}, alpha {alpha:g}: {error}")
+                results.add({"seed": arguments.seed, "method": method.to_json(), "error": error.what})
 
 
 if __name__ == "__main__":

@@ -23,11 +23,12 @@ def augment(pixels: Tensor, size: tuple[int, int], augmentation: Augmentation, g
     """A random view of each image (batch, channels, h, w) as floats from 0 to 255, of the size the model takes.
 
     The view is an affine map of the output grid: one bicubic resampling does crop, resize and mirror at once.
+    `generator` lives on the device of the pixels.
     """
-    count, device = len(pixels), pixels.device
+    count = len(pixels)
 
     def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(count, generator=generator).to(device)
+        return low + (high - low) * torch.rand(count, generator=generator, device=pixels.device)
 
     area = uniform(augmentation.smallest_area, 1.0)
     aspect = uniform(-1.0, 1.0).mul(math.log(augmentation.widest_aspect)).exp()

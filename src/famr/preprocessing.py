@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -42,8 +43,7 @@ class Preprocessing:
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 pixels to the floats the model takes: (x/255 − mean)/std."""
-        mean = torch.tensor(self.mean, device=images.device)[:, None, None]
-        std = torch.tensor(self.std, device=images.device)[:, None, None]
+        mean, std = _constants(self, images.device)
         return (images.float() / 255 - mean) / std
 
     def to_json(self) -> dict[str, Any]:
@@ -66,6 +66,13 @@ class Preprocessing:
             std=tuple(values["std"]),
             interpolation=values["interpolation"],
         )
+
+
+@lru_cache(maxsize=16)
+def _constants(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and std on the device, sent there once: a copy in every step would make the GPU wait."""
+    mean, std = torch.tensor(preprocessing.mean), torch.tensor(preprocessing.std)
+    return mean[:, None, None].to(device), std[:, None, None].to(device)
 
 
 def _resize_lanczos(images: Tensor, size: list[int]) -> Tensor:

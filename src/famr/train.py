@@ -160,7 +160,7 @@ def _epochs(
     if training.compile or (training.compile is None and pays):
         network = torch.compile(module)
     optimiser = _adamw(module, training, device)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     views = _views(model, images, training, device, generator)
     seconds, step = 0.0, 0
     for epoch in range(1, training.epochs + 1):
