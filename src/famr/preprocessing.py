@@ -37,7 +37,8 @@ class Preprocessing:
         if self.interpolation == "lanczos":
             images = _resize_lanczos(images, size)
         else:
-            images = F.resize(images, size, InterpolationMode(self.interpolation), antialias=True)
+            name = "nearest-exact" if self.interpolation == "nearest" else self.interpolation  # Pillow's nearest
+            images = F.resize(images, size, InterpolationMode(name), antialias=True)
         cropped: Tensor = F.center_crop(images, list(self.crop))
         return cropped
 

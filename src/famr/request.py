@@ -106,7 +106,7 @@ def read_samples(path: Path) -> list[str]:
     if path.suffix.lower() != ".csv":
         names = [line.strip() for line in text.splitlines()]
     else:
-        rows = [row for row in csv.reader(text.splitlines()) if row]
+        rows = [row for row in csv.reader(text.splitlines()) if any(cell.strip() for cell in row)]
         header = [cell.strip().lower() for cell in rows[0]] if rows else []
         column = next((header.index(name) for name in ID_COLUMNS if name in header), None)
         if column is None and header and len(header) > 1:
@@ -115,7 +115,12 @@ def read_samples(path: Path) -> list[str]:
                 where=f"{path}: columns {', '.join(rows[0])}",
                 fix=f"Call it one of {', '.join(ID_COLUMNS)}.",
             )
-        names = [row[column or 0].strip() for row in (rows if column is None else rows[1:])]
+        cell = column or 0
+        names = [row[cell].strip() if cell < len(row) else "" for row in (rows if column is None else rows[1:])]
+        if "" in names:
+            raise RequestError(
+                "A row names no sample.", where=f"{path}: row {names.index('') + 1}", fix="Fill it in, or remove it."
+            )
     names = [name for name in names if name]
     if not names:
         raise RequestError("The file names no samples.", where=str(path), fix="Put one id, index or path a line.")
@@ -165,7 +170,7 @@ def split(data: Data, request: Request) -> Splits:
         raise RequestError("The request names nothing.", fix="Name classes, samples, a concept or a style.")
     if request.kind == "samples":
         forgotten = _sample_mask(data.train, request.samples)
-        return Splits(request, data.train.where(forgotten), data.train.where(~forgotten), data.test)
+        return Splits(request, data.train.where(forgotten), data.train.where(~forgotten), _or_none(data.test))
     forgotten = _mask(data, data.train, request)
     test = forget_test = None
     if data.test is not None:
@@ -179,8 +184,8 @@ def forget_only(images: Images) -> Splits:
     return Splits(Request(), images)
 
 
-def _or_none(images: Images) -> Images | None:
-    return images if len(images) else None
+def _or_none(images: Images | None) -> Images | None:
+    return images if images else None
 
 
 def _mask(data: Data, images: Images, request: Request, required: bool = True) -> Tensor:
@@ -209,7 +214,7 @@ def _class_index(name: str, labels: Sequence[str]) -> int:
     near = _nearest(name, labels)
     raise RequestError(
         f"Unknown class {name!r}. Did you mean {near}?" if near else f"Unknown class {name!r}.",
-        where=f"{len(labels)} classes are known, from {labels[0]!r} to {labels[-1]!r}",
+        where=f"{len(labels)} classes are known" + (f", from {labels[0]!r} to {labels[-1]!r}" if labels else ""),
         fix="List them with `famr classes`; names are case-sensitive.",
     )
 
@@ -234,7 +239,7 @@ def _sample_mask(images: Images, samples: Sequence[str | int]) -> Tensor:
         text = str(sample)
         if text in position_of:
             found = [position_of[text]]
-        elif text.removeprefix("-").isdigit():
+        elif text.removeprefix("-").isdecimal():
             found = [int(text)] if 0 <= int(text) < len(ids) else []
         else:
             found = [p for p in by_name.get(Path(text).name, []) if _same_path(ids[p], text)]
@@ -246,6 +251,12 @@ def _sample_mask(images: Images, samples: Sequence[str | int]) -> Tensor:
             )
         if not found:
             missing.append(text)
+        elif mask[found[0]]:
+            raise RequestError(
+                f"Sample {text!r} is an image that the request names already.",
+                where=ids[found[0]],
+                fix="Name each once.",
+            )
         mask[found] = True
     if missing:
         raise RequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,12 @@ class Data:
                 f"The data has classes that the checkpoint does not know: {', '.join(unknown[:10])}.",
                 where=self.spec,
                 fix="Use the data the checkpoint was trained on, or rename the classes.",
+            )
+        if twice := [name for name, count in Counter(labels).items() if count > 1]:
+            raise DataError(
+                f"Several classes share a name, so they cannot be matched by it: {', '.join(twice[:10])}.",
+                where=self.spec,
+                fix="Give every class a name of its own.",
             )
         mapping = [list(labels).index(name) for name in self.labels]
         return replace(

@@ -8,6 +8,7 @@ are passed over, links that lead out of the folder too.
 from __future__ import annotations
 
 import csv
+import io
 import warnings
 from pathlib import Path
 
@@ -84,14 +85,26 @@ def _read_metadata(folder: Path, root: Path, ids: list[str]) -> dict[str, list[s
     path = next((place for place in (folder / "metadata.csv", root / "metadata.csv") if place.is_file()), None)
     if path is None:
         return {}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        names = list(reader.fieldnames or [])
-        if "file_name" not in names:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError("metadata.csv is not UTF-8 text.", where=str(path), fix="Save it as UTF-8.") from error
+    reader = csv.DictReader(io.StringIO(text))
+    names = list(reader.fieldnames or [])
+    if "file_name" not in names:
+        raise DataError(
+            "metadata.csv has no column `file_name`.",
+            where=str(path),
+            fix="Add it: the image's path relative to metadata.csv.",
+        )
+    rows = {}
+    for row in reader:
+        file = path.parent / (row["file_name"] or "")
+        if not row["file_name"] or not file.is_relative_to(root):
             raise DataError(
-                "metadata.csv has no column `file_name`.",
-                where=str(path),
-                fix="Add it: the image's path relative to metadata.csv.",
+                f"metadata.csv names no image of this folder: {row['file_name'] or ''!r}.",
+                where=f"{path}, line {reader.line_num}",
+                fix="Give the image's path relative to metadata.csv.",
             )
-        rows = {(path.parent / row["file_name"]).relative_to(root).as_posix(): row for row in reader}
+        rows[file.relative_to(root).as_posix()] = row
     return {name: [rows.get(id_, {}).get(name) or "" for id_ in ids] for name in names if name != "file_name"}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from famr.data.dataset import Data
 from famr.data.images import Images
-from famr.data.parquet import TEST_PARTS, pick_label
+from famr.data.parquet import TEST_PARTS, as_targets, as_text, pick_label
 from famr.errors import DataError
 
 
@@ -42,26 +40,32 @@ def open_hub(place: str, label_column: str | None) -> Data:
         )
     test = next((parts[name] for name in TEST_PARTS if name in parts), None)
     labels, images = _read_part(train, "train", label_column)
-    return Data(place, labels, images, None if test is None else _read_part(test, "test", label_column)[1])
+    if test is None:
+        return Data(place, labels, images, None)
+    test_labels, test_images = _read_part(test, "test", label_column)
+    if test_labels != labels:
+        raise DataError(
+            "Training and test part name their classes differently.",
+            where=f"train: {labels[:5]}…, test: {test_labels[:5]}…",
+            fix="Write both with the same ClassLabel feature.",
+        )
+    return Data(place, labels, images, test_images)
 
 
 def _read_part(part: Any, name: str, label_column: str | None) -> tuple[tuple[str, ...], Images]:
     import datasets
 
-    features = {key: {"_type": type(value).__name__, **vars(value)} for key, value in part.features.items()}
+    features = {
+        key: {"_type": type(value).__name__, **getattr(value, "__dict__", {})} for key, value in part.features.items()
+    }
     images = [key for key, value in part.features.items() if isinstance(value, datasets.Image)]
     if not images:
         raise DataError("The data set has no image column.", where=name, fix="Use a data set of images.")
     label, names = pick_label(features, list(features), label_column, name)
     plain = part.remove_columns(images)
-    columns = {}
-    for key, feature in plain.features.items():
-        values = plain[key][:]
-        is_class = isinstance(feature, datasets.ClassLabel)
-        columns[key] = [feature.int2str(value) if is_class else str(value) for value in values]
     return names, Images.from_source(
         decode=lambda row: part[row][images[0]],
         ids=[f"{name}/{row}" for row in range(len(part))],
-        targets=torch.tensor(plain[label][:], dtype=torch.long),
-        columns=columns,
+        targets=as_targets(plain[label][:], names, f"{name}: {label}"),
+        columns={key: as_text(plain[key][:], features[key]) for key in plain.features},
     )

@@ -24,11 +24,11 @@ UNKNOWN = -1
 
 def open_image(file: Path | bytes) -> Image.Image:
     """Decode one image completely; refuse unknown formats, and sizes that exist only to exhaust memory."""
-    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS)
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{width}×{height} pixels are more than the {MAX_PIXELS:,} allowed")
-    image.load()
+    with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise ValueError(f"{width}×{height} pixels are more than the {MAX_PIXELS:,} allowed")
+        image.load()
     return image
 
 

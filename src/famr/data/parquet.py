@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from famr.data.dataset import Data
-from famr.data.images import Images, open_image
+from famr.data.images import UNKNOWN, Images, open_image
 from famr.errors import DataError
 
 LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -26,14 +26,14 @@ ROW_GROUPS_KEPT = 256
 
 
 def open_parquet(place: str, label_column: str | None) -> Data:
-    """`place` is a folder with train-*.parquet and test-*.parquet, or one file (then split by seed)."""
+    """`place` is a folder with train-*.parquet and test-*.parquet (or train/*.parquet …), or one file."""
     path = Path(place)
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise DataError("There are no Parquet files.", where=place, fix="Check the path after `parquet:`.")
-    train = [file for file in files if file.name.startswith("train")] or files
+    train = [file for file in files if _is_of(file, path, "train")] or files
     rest = [file for file in files if file not in train]
-    test = next((found for part in TEST_PARTS if (found := [f for f in rest if f.name.startswith(part)])), None)
+    test = next((found for part in TEST_PARTS if (found := [f for f in rest if _is_of(f, path, part)])), None)
     labels, images = _read_part(train, "train", label_column)
     if test is None:
         return Data(place, labels, images, None)
@@ -45,6 +45,11 @@ def open_parquet(place: str, label_column: str | None) -> Data:
             fix="Write both with the same ClassLabel feature.",
         )
     return Data(place, labels, images, test_images)
+
+
+def _is_of(file: Path, root: Path, part: str) -> bool:
+    """Whether a file belongs to a part by its name, or by a folder it lies in."""
+    return file.name.startswith(part) or part in file.relative_to(root).parts[:-1]
 
 
 def _read_part(files: list[Path], part: str, label_column: str | None) -> tuple[tuple[str, ...], Images]:
@@ -62,8 +67,8 @@ def _read_part(files: list[Path], part: str, label_column: str | None) -> tuple[
     label, names = pick_label(features, schema.names, label_column, files[0].name)
     others = [name for name in schema.names if name != image and not _is_nested(schema, name)]
     table = pyarrow.concat_tables([parquet.read(columns=others) for parquet in parquets])
-    columns = {name: _as_text(table[name].to_pylist(), features.get(name)) for name in others}
-    targets = torch.tensor(table[label].to_pylist(), dtype=torch.long)
+    columns = {name: as_text(table[name].to_pylist(), features.get(name)) for name in others}
+    targets = as_targets(table[label].to_pylist(), names, f"{files[0].name}: {label}")
     images = Images.from_source(
         decode=_row_reader(parquets, image),
         ids=[f"{part}/{row}" for row in range(table.num_rows)],
@@ -91,7 +96,8 @@ def pick_label(
 
 def _features(schema: Any) -> dict[str, Any]:
     stored = (schema.metadata or {}).get(b"huggingface")
-    return dict(json.loads(stored)["info"]["features"]) if stored else {}
+    features = json.loads(stored)["info"]["features"] if stored else {}
+    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}  # no lists
 
 
 def _image_column(schema: Any, file: Path) -> str:
@@ -111,10 +117,24 @@ def _is_nested(schema: Any, name: str) -> bool:
     return bool(pyarrow.types.is_struct(schema.field(name).type))
 
 
-def _as_text(values: list[Any], feature: dict[str, Any] | None) -> list[str]:
+def as_targets(values: list[int | None], names: tuple[str, ...], where: str) -> torch.Tensor:
+    """Class indices; a missing or negative one is `UNKNOWN`, one without a name is refused."""
+    targets = torch.tensor([UNKNOWN if value is None or value < 0 else value for value in values], dtype=torch.long)
+    if len(targets) and int(targets.max()) >= len(names):
+        raise DataError(
+            f"A class index has no name: {int(targets.max())}, with {len(names)} classes.",
+            where=where,
+            fix="Write the table anew with every class in its ClassLabel feature.",
+        )
+    return targets
+
+
+def as_text(values: list[Any], feature: dict[str, Any] | None) -> list[str]:
+    """A column as text, class indices by their names, empty where there is no value."""
     names = (feature or {}).get("names")
     if names:
-        return [names[value] if value is not None and value >= 0 else "" for value in values]
+        known = range(len(names))
+        return [names[value] if value in known else "" for value in values]
     return ["" if value is None else str(value) for value in values]
 
 

@@ -53,11 +53,16 @@ def _open_part(factory: Any, name: str, root: str | None, part: str) -> Any:
         )
     try:
         return factory(**options)
+    except (TypeError, ValueError) as error:  # parts of other names, or further arguments
+        raise RequestError(
+            f"torchvision's {name} cannot be opened by its name alone: {error}",
+            where=f"torchvision:{name}",
+            fix="Export it to class folders and use `folder:PATH`.",
+        ) from error
     except RuntimeError:  # not there yet: torchvision's way of saying so
-        if "download" not in parameters:
-            raise
+        pass
     try:
-        return factory(**options, download=True)
+        return factory(**options, **({"download": True} if "download" in parameters else {}))
     except Exception as error:  # URLError, RuntimeError, OSError … whatever the mirror did
         raise DataError(
             f"torchvision could not find or download {name} ({type(error).__name__}).",

@@ -1,0 +1,137 @@
+"""Markdown tables from the committed result files, and from nothing else: `make tables`.
+
+Each `results/NAME.json` gets a `results/NAME.md` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from famr.request import Request
+from famr.tables import COLUMNS, in_percent
+
+RESULTS = Path(__file__).parent / "results"
+PAPER_ROWS = {
+    # Sanga, Singh, Dubey 2025, Table 1, row ViT-Ti; it has no held-out column
+    "paper-cifar100-vit_tiny": {
+        "retain_accuracy": 0.701,
+        "forget_accuracy": 0.013,
+        "forget_cross_entropy": 3.42,
+        "forget_entropy": 2.21,
+        "forget_kl": 2.41,
+    }
+}
+
+
+def main() -> None:
+    for file in sorted(RESULTS.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        file.with_suffix(".md").write_text(page(file.stem, content), encoding="utf-8")
+        print(f"{file.stem}.md")
+
+
+def page(name: str, content: dict[str, Any]) -> str:
+    """One result file as a page: what was run, the means, every cell."""
+    cells = [cell for cell in content["cells"] if "error" not in cell]
+    parts = [
+        f"# {content['benchmark']}",
+        f"Made from `{name}.json` by `make tables`.",
+        _setting(content),
+        f"## Mean over {len(cells)} {'run' if len(cells) == 1 else 'runs'}",
+        _means(name, cells),
+        "± is half of a 95 % interval (Student's t over the runs). Ret-Acc on held-out images that are not forgotten; "
+        "For-Acc, CE, Ent and KL on the forget set; JS to the retrained model on the forget set; CE, Ent, KL, JS in nats.",
+        "## Every run",
+        _every(cells),
+    ]
+    parts += [f"Seed {cell['seed']}, {_request(cell)}: {cell['note']}" for cell in cells if "note" in cell]
+    parts += [f"Failed: {json.dumps(cell['method'])}: {cell['error']}" for cell in content["cells"] if "error" in cell]
+    return "\n\n".join(parts) + "\n"
+
+
+def _setting(content: dict[str, Any]) -> str:
+    machine, method = content["environment"], content["method"]
+    rates = sorted({cell["method"]["learning_rate"] for cell in content["cells"]})
+    originals = ", ".join(
+        f"{100 * found['test_accuracy']:.1f} % (seed {seed})" for seed, found in content["originals"].items()
+    )
+    training = content["training"]
+    lines = [
+        f"- Data: {content['data']}",
+        f"- Model: {content['model']}; {training['epochs']} epochs, batch {training['batch_size']}, "
+        f"learning rate {training['learning_rate']:g}; test accuracy of the originals {originals}",
+        f"- Method: {method['optimiser']}, η {' or '.join(f'{rate:g}' for rate in rates)}, λ {method['strength']:g}, {method['epochs']} "
+        f"epochs, batch {method['batch_size']} ({method['reduction']}), α {method['alpha']:g}"
+        + (f", style layer {method['style_layer']}, β balanced at the start" if method["style_layer"] else ""),
+        f"- Machine: {machine['hardware']}, torch {machine['torch']}, timm {machine['timm']}, famr {machine['famr']}",
+    ]
+    return "\n".join(lines)
+
+
+def _means(name: str, cells: list[dict[str, Any]]) -> str:
+    rows = [("model", *COLUMNS.values(), "JS to retrained", "seconds")]
+    for model in ("original", "unlearned", "retrained"):
+        figures = [_mean(column, [cell[model][column] for cell in cells]) for column in COLUMNS]
+        js = [cell["gap"]["forget_js_divergence"] for cell in cells]
+        seconds = [cell["seconds"][model] for cell in cells if model in cell["seconds"] and "note" not in cell]
+        rows.append(
+            (
+                model,
+                *figures,
+                _mean("js", js) if model == "unlearned" else "–",
+                _mean("seconds", seconds) if seconds else "–",
+            )
+        )
+    if name in PAPER_ROWS:
+        printed = PAPER_ROWS[name]
+        figures = [in_percent(column, printed[column]) if column in printed else "–" for column in COLUMNS]
+        rows.append(("the paper's own row", *figures, "–", "–"))
+    return _markdown(rows)
+
+
+def _every(cells: list[dict[str, Any]]) -> str:
+    headings = [*COLUMNS.values()]
+    rows = [("forgotten", "seed", "η", "α", *headings, "retrained Ret-Acc %", "drift", "drift bound", "Gram distance")]
+    for cell in cells:
+        first, last = (cell["history"][row]["style_distance"] for row in (0, -1))
+        rows.append(
+            (
+                _request(cell),
+                str(cell["seed"]),
+                f"{cell['method']['learning_rate']:g}",
+                f"{cell['method']['alpha']:g}",
+                *(in_percent(column, cell["unlearned"][column]) for column in COLUMNS),
+                in_percent("accuracy", cell["retrained"]["retain_accuracy"]),
+                f"{cell['drift']:.3f}",
+                f"{cell['drift_bound']:.1f}" if cell["drift_bound"] is not None else "not available",
+                "–" if first is None else f"{first:.3g} → {last:.3g} ({100 * (last / first - 1):+.0f} %)",
+            )
+        )
+    return _markdown(rows)
+
+
+def _request(cell: dict[str, Any]) -> str:
+    return Request.from_json(cell["request"]).describe()
+
+
+def _mean(column: str, values: list[float]) -> str:
+    mean = in_percent(column, statistics.fmean(values))
+    if len(values) < 2:
+        return mean
+    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean} ± {in_percent(column, half)}"
+
+
+def _markdown(rows: list[tuple[str, ...]]) -> str:
+    head, *body = rows
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
+
+
+if __name__ == "__main__":
+    main()
