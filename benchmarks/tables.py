@@ -45,7 +45,7 @@ def page(name: str, content: dict[str, Any]) -> str:
         f"## Mean over {len(cells)} {'run' if len(cells) == 1 else 'runs'}",
         _means(name, cells),
         "± is half of a 95 % interval (Student's t over the runs). Ret-Acc on held-out images that are not forgotten; "
-        "For-Acc, CE, Ent and KL on the forget set; JS to the retrained model on the forget set; CE, Ent, KL, JS in nats.",
+        "For-Acc, CE, Ent, KL and JS on the forget set; CE, Ent, KL and JS in nats.",
         "## Every run",
         _every(cells),
     ]
@@ -65,8 +65,9 @@ def _setting(content: dict[str, Any]) -> str:
         f"- Data: {content['data']}",
         f"- Model: {content['model']}; {training['epochs']} epochs, batch {training['batch_size']}, "
         f"learning rate {training['learning_rate']:g}; test accuracy of the originals {originals}",
-        f"- Method: {method['optimiser']}, η {' or '.join(f'{rate:g}' for rate in rates)}, λ {method['strength']:g}, {method['epochs']} "
-        f"epochs, batch {method['batch_size']} ({method['reduction']}), α {method['alpha']:g}"
+        f"- Method: {method['optimiser']}, η {' or '.join(f'{rate:g}' for rate in rates)}, "
+        f"λ {method['strength']:g}, {method['epochs']} epochs, batch {method['batch_size']} "
+        f"({method['reduction']}), α {method['alpha']:g}"
         + (f", style layer {method['style_layer']}, β balanced at the start" if method["style_layer"] else ""),
         f"- Machine: {machine['hardware']}, torch {machine['torch']}, timm {machine['timm']}, famr {machine['famr']}",
     ]

@@ -18,6 +18,7 @@ from famr.errors import CheckpointError, DataError, RequestError
 from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
 from famr.metrics.retraining import gap, js_divergence
 from famr.models import Classifier
+from famr.objective import at_least_float32
 from famr.request import Splits
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def collect(
     model.module.eval()
     for images, labels in batches:
         with autocast(device, precision):
-            logits.append(model.logits(images).float())
+            logits.append(at_least_float32(model.logits(images)))
         targets.append(labels)
     model.module.train(was_training)
     found = Answers(torch.cat(logits).cpu(), torch.cat(targets).cpu())

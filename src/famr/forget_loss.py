@@ -15,7 +15,7 @@ from famr.errors import RequestError
 from famr.evaluation import Answers
 from famr.method import FAMR
 from famr.models import Classifier
-from famr.objective import combine, gram_matrix, reduce, style_distance, target_kl, uniform_target
+from famr.objective import at_least_float32, combine, gram_matrix, reduce, style_distance, target_kl, uniform_target
 from famr.style import LayerOutput, listen, mean_gram
 
 
@@ -38,7 +38,7 @@ class ForgetLoss:
     def per_image(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits, KL(u ‖ p) and, where style is forgotten, ‖G − G_target‖² of each image."""
         with autocast(self.device, self.method.precision):
-            logits = self.model.logits(images).float()
+            logits = at_least_float32(self.model.logits(images))
             style = None
             if self.tap is not None and self.gram_target is not None:
                 style = style_distance(gram_matrix(self.tap.features), self.gram_target)

@@ -17,6 +17,15 @@ from torch import Tensor
 Reduction = Literal["sum", "mean"]
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half precision is good enough for a network, not for logarithms and sums of squares.
+
+    >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype, at_least_float32(torch.ones(1).double()).dtype
+    (torch.float32, torch.float64)
+    """
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def uniform_target(classes: int) -> Tensor:
     """u = [1/C, …, 1/C]: what the paper wants the model to answer on the forget set.
 
@@ -35,7 +44,7 @@ def target_kl(logits: Tensor, target: Tensor) -> Tensor:
     >>> bool(torch.isclose(target_kl(p.log(), q), torch.tensor(0.5 * math.log(4 / 3))))
     True
     """
-    log_p = torch.log_softmax(logits.float(), dim=-1)  # (batch, classes)
+    log_p = torch.log_softmax(at_least_float32(logits), dim=-1)  # (batch, classes)
     target = target.to(log_p)
     divergence: Tensor = (torch.special.xlogy(target, target) - target * log_p).sum(dim=-1)
     return divergence
@@ -50,7 +59,7 @@ def gram_matrix(features: Tensor) -> Tensor:
     tensor([[[5., 2.],
              [2., 1.]]])
     """
-    features = features.float()
+    features = at_least_float32(features)
     return features @ features.mT
 
 

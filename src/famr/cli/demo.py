@@ -19,12 +19,12 @@ from famr.train import Trained, Training, fit
 from famr.unlearning import forget
 
 MODEL = "timm:vit_tiny_patch16_224"
-SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 128, "depth": 3, "num_heads": 4}
+SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 192, "depth": 3, "num_heads": 3}
 FORGOTTEN = "3"
 TRAINING = Training(
-    epochs=20, batch_size=32, learning_rate=1e-3, augmentation=Augmentation(smallest_area=0.8, mirror=False)
+    epochs=15, batch_size=32, learning_rate=1e-3, augmentation=Augmentation(smallest_area=0.8, mirror=False)
 )
-METHOD = FAMR(learning_rate=3e-4, batch_size=8)
+METHOD = FAMR(learning_rate=3e-4, batch_size=16)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Make a trained image classifier forget, and show how well it did.",
+    epilog="Exit codes: 0 done, 2 usage or request, 3 data, 4 checkpoint, 5 numerics, 6 storage, 130 stopped.",
 )
 
 
@@ -38,7 +39,7 @@ def options_for_all(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
 ) -> None:
-    """Exit codes: 0 done, 2 usage or request, 3 data, 4 checkpoint, 5 numerics, 6 storage, 130 stopped."""
+    """Options that stand before the command."""
 
 
 @app.command()
@@ -282,12 +283,18 @@ def _precision(text: str) -> Any:
     return text
 
 
+def _show_own_warnings(message: Warning | str, _category: Any, filename: str, *_rest: Any) -> None:
+    """famr's own warnings are notes to the user; those of the libraries below are not the user's concern."""
+    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+        say(f"famr: note: {message}")
+
+
 def main() -> None:
     """Run the command line; turn an error into its words and its exit code."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     as_json, debug = "--json" in sys.argv, "--debug" in sys.argv
     if not debug:
-        warnings.showwarning = lambda message, *_rest: say(f"famr: note: {message}")
+        warnings.showwarning = _show_own_warnings
     try:
         app()
     except FamrError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import threading
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
@@ -142,6 +143,7 @@ def _row_reader(parquets: list[Any], image: str) -> Callable[[int], Image.Image]
     """decode(row): find the row group, read its compressed images (kept), decode one."""
     groups = [(parquet, group) for parquet in parquets for group in range(parquet.num_row_groups)]
     ends = list(accumulate(parquet.metadata.row_group(group).num_rows for parquet, group in groups))
+    reading = threading.Lock()
 
     @lru_cache(maxsize=ROW_GROUPS_KEPT)
     def compressed(position: int) -> Any:
@@ -151,7 +153,9 @@ def _row_reader(parquets: list[Any], image: str) -> Callable[[int], Image.Image]
     def decode(row: int) -> Image.Image:
         position = bisect.bisect_right(ends, row)
         first = ends[position - 1] if position else 0
-        content = compressed(position)[row - first]["bytes"].as_py()
+        with reading:  # one file's reader in two threads at a time crashes or hangs
+            column = compressed(position)
+        content = column[row - first]["bytes"].as_py()
         if content is None:
             raise ValueError("the table holds a path but no bytes")
         return open_image(content)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from famr.objective import at_least_float32
+
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
     """1 where the most likely class is the labelled one, else 0.
@@ -24,7 +26,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     >>> cross_entropy(torch.zeros(1, 100), torch.tensor([7]))
     tensor([4.6052])
     """
-    return -torch.log_softmax(logits.float(), dim=-1).gather(-1, labels[:, None]).squeeze(-1)
+    return -torch.log_softmax(at_least_float32(logits), dim=-1).gather(-1, labels[:, None]).squeeze(-1)
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -33,7 +35,7 @@ def entropy(logits: Tensor) -> Tensor:
     >>> entropy(torch.zeros(1, 100))
     tensor([4.6052])
     """
-    surprise: Tensor = torch.special.entr(torch.softmax(logits.float(), dim=-1)).sum(dim=-1)
+    surprise: Tensor = torch.special.entr(torch.softmax(at_least_float32(logits), dim=-1)).sum(dim=-1)
     return surprise
 
 
@@ -45,6 +47,6 @@ def kl_divergence(original_logits: Tensor, logits: Tensor) -> Tensor:
     >>> bool(kl_divergence(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]])).abs() < 1e-7)
     True
     """
-    log_p0 = torch.log_softmax(original_logits.float(), dim=-1)
-    log_p = torch.log_softmax(logits.float(), dim=-1)
+    log_p0 = torch.log_softmax(at_least_float32(original_logits), dim=-1)
+    log_p = torch.log_softmax(at_least_float32(logits), dim=-1)
     return (log_p0.exp() * (log_p0 - log_p)).sum(dim=-1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from famr.objective import at_least_float32
+
 
 def js_divergence(logits: Tensor, other_logits: Tensor) -> Tensor:
     """Jensen–Shannon divergence of two answers, one value an image, in nats (at most ln 2).
@@ -14,8 +16,8 @@ def js_divergence(logits: Tensor, other_logits: Tensor) -> Tensor:
     >>> js_divergence(torch.tensor([[200.0, 0.0]]), torch.tensor([[0.0, 200.0]]))
     tensor([0.6931])
     """
-    p = torch.softmax(logits.float(), dim=-1)
-    q = torch.softmax(other_logits.float(), dim=-1)
+    p = torch.softmax(at_least_float32(logits), dim=-1)
+    q = torch.softmax(at_least_float32(other_logits), dim=-1)
     entr = torch.special.entr
     divergence: Tensor = (entr((p + q) / 2) - (entr(p) + entr(q)) / 2).sum(dim=-1)
     return divergence.clamp(min=0.0)

@@ -75,6 +75,7 @@ def load_pretrained(place: str, _arguments: Mapping[str, Any]) -> Classifier:
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         module, info = AutoModelForImageClassification.from_pretrained(
             place,
@@ -101,7 +102,6 @@ def load_pretrained(place: str, _arguments: Mapping[str, Any]) -> Classifier:
                 where=f"hf:{place}: {found}",
                 fix="Use a complete checkpoint; famr never fills a head at random.",
             )
-    module.eval()
     config = module.config
     names = tuple(config.id2label[index] for index in range(config.num_labels))
     labels = None if names == tuple(f"LABEL_{index}" for index in range(len(names))) else names

@@ -27,22 +27,28 @@ def load_model(
     arguments: Mapping[str, Any] | None = None,
     module: nn.Module | None = None,
 ) -> Classifier:
-    """The classifier that `spec` names, every weight read from a checkpoint, none drawn at random.
+    """The classifier that `spec` names, in evaluation mode; every weight comes from a checkpoint, none is drawn.
 
     `weights` is a local file (`.safetensors`, or `.pth` of tensors) to be used instead of published weights;
     `arguments` go to timm's constructor (`img_size`, …); `module` is the network of a run folder that was saved
     from a bare `nn.Module`.
     """
+    loaded = _load(spec, weights, arguments or {}, module)
+    loaded.module.eval()
+    return loaded
+
+
+def _load(spec: str, weights: str | Path | None, arguments: Mapping[str, Any], module: nn.Module | None) -> Classifier:
     kind, _, place = spec.partition(":")
     adapter = _adapter(kind) if place else None
     if adapter is not None:
         if weights is None:
-            return adapter.load_pretrained(place, arguments or {})
-        base = adapter.blank(place, arguments or {})
+            return adapter.load_pretrained(place, arguments)
+        base = adapter.blank(place, arguments)
         tensors = read_weights(Path(weights))
         filled = base.architecture.build(_classes_in(base.architecture, tensors))
         load_weights(filled, tensors, Path(weights).name)
-        return replace(base, module=filled.eval(), spec=spec)
+        return replace(base, module=filled, spec=spec)
     folder = Path(spec)
     if not folder.is_dir():
         raise CheckpointError("There is no such model.", where=spec, fix=f"Use one of: {KINDS}.")

@@ -1,0 +1,60 @@
+"""What several test files share: the digits, and a small ViT that knows them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# One thread a process, here and in every process the tests start: the networks are tiny, waiting for each other is not.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import pytest
+import torch
+
+import famr
+from famr.augmentation import Augmentation
+from famr.data import Data
+from famr.train import Trained
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
+
+
+@pytest.fixture(scope="session")
+def digits() -> Data:
+    return famr.open_data("digits")
+
+
+@pytest.fixture(scope="session")
+def trained(digits: Data) -> Trained:
+    """A ViT of two blocks, trained for a few seconds; it knows 19 digits in 20."""
+    start = famr.new_model("timm:vit_tiny_patch16_224", digits.labels, from_scratch=True, arguments=SMALL_VIT)
+    shifts = Augmentation(smallest_area=0.9, mirror=False)
+    training = famr.Training(epochs=20, batch_size=64, learning_rate=3e-3, augmentation=shifts)
+    return famr.fit(start, digits.train, training, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def original(trained: Trained) -> famr.Classifier:
+    return trained.model
+
+
+@pytest.fixture(scope="session")
+def original_run(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained.save(tmp_path_factory.mktemp("runs") / "original")
+
+
+@pytest.fixture(scope="session")
+def without_three(digits: Data) -> famr.Splits:
+    return famr.split(digits, famr.Request(classes=["3"]))
+
+
+@pytest.fixture
+def linear() -> tuple[torch.nn.Module, torch.Tensor]:
+    """A softmax regression in double precision and twelve inputs: the problem on which the theorems hold exactly."""
+    generator = torch.Generator().manual_seed(7)
+    module = torch.nn.Linear(5, 4).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return module, torch.randn(12, 5, generator=generator, dtype=torch.float64)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from famr.batches import image_batches, loader_batches, order, pixel_batches, resident
+from famr.data import Images
+from famr.errors import DataError, RequestError
+from famr.preprocessing import Preprocessing
+
+CPU = torch.device("cpu")
+COLOUR = Preprocessing((6, 6), (6, 6), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear")
+
+
+def make_images(*sizes: tuple[int, int]) -> Images:
+    def decode(row: int) -> Image.Image:
+        height, width = sizes[row]
+        return Image.fromarray(np.random.default_rng(row).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+    return Images.from_source(decode, [f"image/{row}" for row in range(len(sizes))], torch.arange(len(sizes)) % 4)
+
+
+def make_batches(*sizes: int) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.full((size, 1, 2, 2), float(size)), torch.arange(size)) for size in sizes]
+
+
+def one_by_one(images: Images, preprocessing: Preprocessing) -> Tensor:
+    return torch.stack([preprocessing.fit(images.pixels(row, preprocessing.channels)) for row in range(len(images))])
+
+
+def test_without_a_seed_the_order_is_the_stored_one():
+    assert order(5, None).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_seed_draws_one_permutation_and_another_seed_another():
+    assert sorted(order(50, 1).tolist()) == list(range(50))
+    assert order(50, 1).tolist() == order(50, 1).tolist()
+    assert order(50, 1).tolist() != order(50, 2).tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 10, 100])
+def test_a_pass_gives_every_image_once_and_the_rest_in_a_last_small_batch(batch_size):
+    images = make_images(*[(6, 6)] * 10)
+    batches = list(pixel_batches(images, COLOUR, batch_size, CPU, None))
+    assert [len(pixels) for pixels, _ in batches] == [len(chunk) for chunk in torch.arange(10).split(batch_size)]
+    assert torch.equal(torch.cat([pixels for pixels, _ in batches]), one_by_one(images, COLOUR))
+    assert torch.cat([targets for _, targets in batches]).tolist() == images.targets.tolist()
+
+
+def test_a_seeded_pass_follows_the_order_of_its_seed():
+    images = make_images(*[(6, 6)] * 40)
+    batches = list(pixel_batches(images, COLOUR, 7, CPU, 5))
+    expected = order(40, 5)
+    assert torch.equal(torch.cat([pixels for pixels, _ in batches]), one_by_one(images, COLOUR)[expected])
+    assert torch.cat([targets for _, targets in batches]).tolist() == images.targets[expected].tolist()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[(3, 4)] * 5, [(6, 6)] * 5, [(20, 14)] * 5, [(3, 4), (6, 6), (3, 4), (20, 14), (5, 30)], [(5, 9)] * 5],
+    ids=["small", "exact", "large", "mixed", "wide"],
+)
+def test_images_of_any_size_come_as_if_prepared_one_by_one(sizes):
+    images = make_images(*sizes)
+    ((pixels, _targets),) = pixel_batches(images, COLOUR, 5, CPU, None)
+    assert pixels.dtype == torch.uint8
+    assert pixels.shape == (5, 3, 6, 6)
+    assert (pixels.int() - one_by_one(images, COLOUR).int()).abs().max() <= 1
+
+
+def test_prepared_batches_are_normalised():
+    images = make_images(*[(6, 6)] * 5)
+    batches = image_batches(images, COLOUR, 2, CPU)
+    expected = one_by_one(images, COLOUR).double() / 255
+    for channel in range(3):
+        expected[:, channel] = (expected[:, channel] - COLOUR.mean[channel]) / COLOUR.std[channel]
+    torch.testing.assert_close(torch.cat([x for x, _ in batches(None)]).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_passes_can_be_repeated():
+    batches = image_batches(make_images(*[(6, 6)] * 9), COLOUR, 4, CPU)
+    for seed in (None, 3):
+        first, second = list(batches(seed)), list(batches(seed))
+        assert [targets.tolist() for _, targets in first] == [targets.tolist() for _, targets in second]
+        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, second, strict=True))
+
+
+def test_grey_models_get_one_channel():
+    grey = Preprocessing((6, 6), (6, 6), (0.5,), (0.5,), "bilinear")
+    ((pixels, _targets),) = pixel_batches(make_images((6, 6), (6, 6)), grey, 2, CPU, None)
+    assert pixels.shape == (2, 1, 6, 6)
+
+
+def test_an_unreadable_image_stops_the_pass_and_is_named():
+    good = make_images(*[(6, 6)] * 10)
+
+    def decode(row: int) -> Image.Image:
+        if row == 7:
+            raise OSError("broken data stream")
+        return good.decode(row)
+
+    images = Images.from_source(decode, good.all_ids, good.all_targets)
+    batches = pixel_batches(images, COLOUR, 2, CPU, None)
+    assert [len(next(batches)[0]) for _ in range(3)] == [2, 2, 2]
+    with pytest.raises(DataError, match="broken data stream") as caught:
+        next(batches)
+    assert caught.value.where == "image/7"
+    assert list(batches) == []
+
+
+def test_a_pass_left_early_leaves_no_threads_behind():
+    before = set(threading.enumerate())
+    batches = pixel_batches(make_images(*[(6, 6)] * 20), COLOUR, 1, CPU, None)
+    next(batches)
+    started = set(threading.enumerate()) - before
+    assert started
+    batches.close()
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_a_list_of_batches_is_passed_over_in_its_own_order_whatever_the_seed():
+    given = make_batches(3, 1, 2)
+    batches = loader_batches(given, CPU)
+    for seed in (None, 0, 1):
+        found = list(batches(seed))
+        assert [len(images) for images, _ in found] == [3, 1, 2]
+        assert all(torch.equal(ours, theirs) for (ours, _), (theirs, _) in zip(found, given, strict=True))
+
+
+def test_generator_loader_is_kept_for_every_epoch():
+    def generate() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from make_batches(3, 1)
+
+    batches = loader_batches(generate(), CPU)
+    for seed in (0, 1, None):
+        assert [len(images) for images, _ in batches(seed)] == [3, 1]
+
+
+def test_a_torch_loader_is_asked_anew_for_every_epoch():
+    data = TensorDataset(torch.arange(8.0)[:, None, None, None], torch.arange(8))
+    loader = DataLoader(data, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0))
+    batches = loader_batches(loader, CPU)
+    epochs = [torch.cat([targets for _, targets in batches(seed)]).tolist() for seed in range(3)]
+    assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def test_batches_may_be_lists_as_torch_loaders_yield_them():
+    (found,) = loader_batches([list(make_batches(2)[0])], CPU)(None)
+    assert found[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("batch", "shown"),
+    [(torch.zeros(2, 3), "Tensor"), ({"image": 1, "label": 2}, "dict"), (tuple(torch.zeros(3, 2)), "tuple")],
+)
+def test_a_loader_that_yields_anything_but_pairs_is_refused(batch, shown):
+    with pytest.raises(RequestError) as caught:
+        list(loader_batches([batch], CPU)(None))
+    assert caught.value.exit_code == 2
+    assert f"must yield (images, labels), got {shown}" in caught.value.what
+    assert "where: forget=" in str(caught.value)
+    assert "to do: Yield a tensor of images" in str(caught.value)
+
+
+@pytest.mark.parametrize("loader", [[], make_batches(0), make_batches(0, 0)])
+def test_an_empty_loader_is_refused(loader):
+    with pytest.raises(RequestError, match="forget set is empty") as caught:
+        list(loader_batches(loader, CPU)(None))
+    assert "where: forget=" in str(caught.value)
+    assert caught.value.fix
+
+
+def test_an_empty_batch_among_others_does_no_harm():
+    assert [len(images) for images, _ in loader_batches(make_batches(2, 0), CPU)(None)] == [2, 0]
+
+
+def test_images_stay_on_disk_where_there_is_no_gpu():
+    assert resident(make_images((6, 6)), COLOUR, CPU) is None

@@ -1,0 +1,204 @@
+"""Alg. 1 against slow obvious loops; what it must leave alone; what it must refuse."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import famr
+from famr.errors import NumericsError, RequestError
+from famr.objective import target_kl, uniform_target
+
+
+class Small(nn.Module):
+    """A network with everything that evaluation mode must hold still: BatchNorm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5))
+        self.head = nn.Linear(4 * 6 * 6, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.body(images))  # type: ignore[no-any-return]
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return Small()
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(4)
+    return [(torch.randn(6, 1, 8, 8, generator=generator), torch.arange(6) % 5) for _ in range(3)]
+
+
+def slow_loop(module: nn.Module, method: famr.FAMR) -> nn.Module:
+    """J differentiated whole, anchor included, by autograd; one torch optimiser step a batch."""
+    module = copy.deepcopy(module).eval()
+    start = [parameter.detach().clone() for parameter in module.parameters()]
+    kind = torch.optim.SGD if method.optimiser == "sgd" else torch.optim.Adam
+    optimiser = kind(module.parameters(), lr=method.learning_rate)
+    for _ in range(method.epochs):
+        for images, _labels in batches():
+            kl = target_kl(module(images), uniform_target(5))
+            forget = kl.sum() if method.reduction == "sum" else kl.mean()
+            anchor = sum((p - p0).square().sum() for p, p0 in zip(module.parameters(), start, strict=True))
+            optimiser.zero_grad()
+            (forget + method.strength / 2 * anchor).backward()
+            optimiser.step()
+    return module
+
+
+def weights(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_loop_agrees_with_autograd_through_the_whole_objective(optimiser: str, reduction: str) -> None:
+    settings = {"optimiser": optimiser, "reduction": reduction, "strength": 2.0, "learning_rate": 1e-2, "epochs": 4}
+    method = famr.FAMR.from_json(settings)
+    module = network()
+    found = famr.forget(module, method=method, forget=batches(), device="cpu")
+    torch.testing.assert_close(weights(found.module), weights(slow_loop(module, method)), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(weights(found.module), weights(module), atol=1e-3)
+
+
+def test_adamw_pulls_back_past_adams_scaling() -> None:
+    """One step: θ₁ is Adam's; the second begins with θ ← θ − ηλ(θ − θ₀)."""
+    module, rate, strength = network(), 1e-2, 5.0
+    first = famr.FAMR(optimiser="adamw", strength=strength, learning_rate=rate, epochs=1)
+    free = famr.FAMR(optimiser="adam", strength=0.0, learning_rate=rate, epochs=1)
+    one = batches()[:1]
+    torch.testing.assert_close(
+        weights(famr.forget(module, method=first, forget=one).module),
+        weights(famr.forget(module, method=free, forget=one).module),
+    )
+    expected = copy.deepcopy(module).eval()
+    start = [parameter.detach().clone() for parameter in expected.parameters()]
+    optimiser = torch.optim.Adam(expected.parameters(), lr=rate)
+    for _ in range(2):
+        optimiser.zero_grad()
+        target_kl(expected(one[0][0]), uniform_target(5)).sum().backward()
+        with torch.no_grad():
+            for parameter, before in zip(expected.parameters(), start, strict=True):
+                parameter -= rate * strength * (parameter - before)
+        optimiser.step()
+    twice = famr.FAMR(optimiser="adamw", strength=strength, learning_rate=rate, epochs=2)
+    torch.testing.assert_close(weights(famr.forget(module, method=twice, forget=one).module), weights(expected))
+
+
+def test_the_paper_preset_has_the_papers_numbers() -> None:
+    paper = famr.FAMR.paper()
+    assert (paper.learning_rate, paper.strength, paper.epochs) == (1e-4, 0.1, 10)
+    assert (paper.optimiser, paper.reduction, paper.alpha, paper.beta) == ("sgd", "sum", 1.0, 0.0)
+
+
+def test_batchnorm_statistics_do_not_move() -> None:
+    module = network().train()
+    found = famr.forget(module, method=famr.FAMR(learning_rate=1e-2), forget=batches(), device="cpu")
+    for name, buffer in module.named_buffers():
+        assert torch.equal(buffer, dict(found.module.named_buffers())[name]), name
+
+
+def test_dropout_is_off_so_that_two_runs_without_a_seed_in_common_agree() -> None:
+    method = famr.FAMR(learning_rate=1e-2, epochs=2)
+    runs = [famr.forget(network().train(), method=method, forget=batches(), seed=seed, device="cpu") for seed in (1, 2)]
+    assert torch.equal(weights(runs[0].module), weights(runs[1].module))
+
+
+def test_input_model_is_not_mutated() -> None:
+    module = network().train()
+    before, flags = weights(module).clone(), [m.training for m in module.modules()]
+    famr.forget(module, method=famr.FAMR(learning_rate=1e-2), forget=batches(), device="cpu")
+    assert torch.equal(weights(module), before)
+    assert flags == [m.training for m in module.modules()]
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_frozen_parameters_stay_where_they_are() -> None:
+    module = network()
+    for parameter in module.body.parameters():  # type: ignore[union-attr]
+        parameter.requires_grad_(False)
+    found = famr.forget(module, method=famr.FAMR(learning_rate=1e-2), forget=batches(), device="cpu").module
+    assert torch.equal(weights(found.body), weights(module.body))  # type: ignore[arg-type]
+    assert not torch.equal(weights(found.head), weights(module.head))  # type: ignore[arg-type]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
+    original: famr.Classifier, without_three: famr.Splits
+) -> None:
+    method = famr.FAMR(epochs=2)
+    first, again, other = (
+        famr.forget(original, without_three, method, seed=seed, device="cpu", track_retain=False).model.digest()
+        for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_the_callers_random_state_is_left_alone(original: famr.Classifier, without_three: famr.Splits) -> None:
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    famr.forget(original, without_three, famr.FAMR(epochs=1), device="cpu", track_retain=False)
+    assert torch.equal(torch.rand(3), expected)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_loss_that_is_no_number_names_its_step_and_stops() -> None:
+    broken = batches()
+    broken[1][0][0, 0, 0, 0] = float("nan")
+    with pytest.raises(NumericsError, match="finite") as caught:
+        famr.forget(network(), method=famr.FAMR(), forget=broken, device="cpu")
+    assert caught.value.exit_code == 5
+    assert caught.value.where == "epoch 1, step 2"
+
+
+def test_divergence_is_an_error_and_not_a_result() -> None:
+    with pytest.raises(NumericsError, match="finite"):
+        famr.forget(network(), method=famr.FAMR(learning_rate=1e30), forget=batches(), device="cpu")
+
+
+def test_bf16_autocast_stays_close_to_full_precision() -> None:
+    method = famr.FAMR(learning_rate=1e-2, epochs=2)
+    full = famr.forget(network(), method=method, forget=batches(), device="cpu")
+    half = famr.forget(network(), method=famr.FAMR(learning_rate=1e-2, epochs=2, precision="bf16"), forget=batches())
+    assert half.module.head.weight.dtype == torch.float32  # type: ignore[union-attr]
+    torch.testing.assert_close(weights(half.module), weights(full.module), rtol=0.1, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("strength", -1),
+        ("learning_rate", 0),
+        ("learning_rate", float("nan")),
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("alpha", -0.1),
+        ("beta", float("inf")),
+        ("optimiser", "rmsprop"),
+        ("reduction", "max"),
+        ("precision", "fp16"),
+    ],
+)
+def test_bad_settings_fail_when_they_are_given(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=name) as caught:
+        famr.FAMR.from_json({name: value, **({"style_layer": "x"} if name == "beta" else {})})
+    assert repr(value) in str(caught.value)
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(RequestError, match="strenght"):
+        famr.FAMR.from_json({"strenght": 1})
+
+
+def test_a_network_without_trainable_parameters_is_refused() -> None:
+    module = network().requires_grad_(False)
+    with pytest.raises(RequestError, match="no trainable parameters"):
+        famr.forget(module, forget=batches(), device="cpu")

@@ -1,0 +1,199 @@
+"""`forget` as its callers see it: bare modules, styles, histories, what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import famr
+from famr.data import Data
+from famr.errors import CheckpointError, RequestError
+from famr.objective import gram_matrix
+from famr.style import listen, mean_gram
+from famr.unlearning import HistoryRow
+
+
+def loader(classes: int = 4) -> torch.utils.data.DataLoader[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(5)
+    images, labels = torch.randn(20, 3, 8, 8, generator=generator), torch.arange(20) % classes
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(images, labels), batch_size=8, shuffle=True, generator=generator
+    )
+
+
+def network(classes: int = 4) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, classes))
+
+
+def test_three_lines_are_enough_for_somebody_elses_script() -> None:
+    module = network()
+    result = famr.forget(module, forget=loader(), method=famr.FAMR(learning_rate=1e-2))
+    first, last = result.history[0], result.history[-1]
+    assert last.forget_entropy > first.forget_entropy
+    assert isinstance(result.module, nn.Sequential)
+    assert last.forget_kl > 0
+    assert last.retain_accuracy is None
+
+
+def test_answers_are_compared_image_by_image_although_the_loader_shuffles() -> None:
+    still = famr.forget(network(), forget=loader(), method=famr.FAMR(learning_rate=1e-12, epochs=3))
+    assert all(abs(row.forget_kl) < 1e-6 for row in still.history)
+
+
+def test_a_generator_serves_every_epoch() -> None:
+    batches = [(torch.randn(4, 3, 8, 8), torch.arange(4))]
+    method = famr.FAMR(learning_rate=1e-2, epochs=3)
+    once = famr.forget(network(), forget=(batch for batch in batches), method=method)
+    kept = famr.forget(network(), forget=batches, method=method)
+    assert once.history[-1].step == 3
+    assert once.model.digest() == kept.model.digest()
+
+
+def test_logits_wrapped_in_an_object_are_found() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, images: Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=self.inner(images))
+
+    method = famr.FAMR(learning_rate=1e-2, epochs=1)
+    batches = [(torch.randn(4, 3, 8, 8), torch.arange(4))]
+    wrapped, plain = (famr.forget(module, forget=batches, method=method) for module in (Wrapped(), network()))
+    assert wrapped.history[-1].loss_forget == plain.history[-1].loss_forget
+
+
+def test_a_network_that_returns_no_logits_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="must return logits"):
+        famr.forget(nn.Conv2d(3, 4, 3), forget=loader())
+
+
+@pytest.mark.parametrize("batches", [[], [(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long))]])
+def test_an_empty_forget_set_is_an_error_and_not_a_nan(batches: list[tuple[Tensor, Tensor]]) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        famr.forget(network(), forget=batches)
+
+
+def test_splits_and_loader_exclude_each_other(without_three: famr.Splits) -> None:
+    for splits, batches in ((None, None), (without_three, loader())):
+        with pytest.raises(RequestError, match="either"):
+            famr.forget(network(), splits, forget=batches)
+
+
+def test_events_tell_every_step_and_every_epoch(original: famr.Classifier, without_three: famr.Splits) -> None:
+    events: list[object] = []
+    method = famr.FAMR(epochs=2, batch_size=64)
+    famr.forget(original, without_three, method, device="cpu", track_retain=False, on_event=events.append)
+    rows = [event for event in events if isinstance(event, HistoryRow)]
+    assert [row.epoch for row in rows] == [0, 1, 2]
+    assert len(events) - len(rows) == 2 * 3  # 146 images are three batches of 64
+
+
+def test_total_loss_is_forget_loss_plus_anchor(original: famr.Classifier, without_three: famr.Splits) -> None:
+    method = famr.FAMR(epochs=2, strength=7.0)
+    result = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    for row in result.history:
+        assert row.loss_anchor == pytest.approx(7.0 / 2 * row.drift**2)
+        assert row.loss_total == pytest.approx(row.loss_forget + row.loss_anchor)
+    moved = torch.cat(
+        [(a - b).flatten() for a, b in zip(result.module.parameters(), original.module.parameters(), strict=True)]
+    )
+    assert result.drift == pytest.approx(float(moved.detach().norm()), rel=1e-4)
+
+
+def test_a_concept_is_a_column_with_a_value(original: famr.Classifier, digits: Data) -> None:
+    splits = famr.split(digits, famr.Request(concept=("parity", "odd")))
+    assert set(splits.forget.targets.tolist()) == {1, 3, 5, 7, 9}
+    result = famr.forget(original, splits, famr.FAMR(learning_rate=5e-5), device="cpu")
+    assert result.history[-1].forget_accuracy < result.history[0].forget_accuracy  # type: ignore[operator]
+
+
+def styled(digits: Data) -> Data:
+    """Half of the digits in negative: a style that is no class."""
+    positions = torch.arange(400)
+    train = digits.train.take(positions)
+    style = ["negative" if position % 2 else "plain" for position in range(len(digits.train.all_ids))]
+
+    def decode(row: int):  # type: ignore[no-untyped-def]
+        image = digits.train.decode(row)
+        return image.point(lambda ink: 255 - ink) if style[row] == "negative" else image
+
+    fresh = famr.open_data("digits").train
+    images = replace(fresh, decode=decode, all_columns={"style": style})
+    assert digits.test is not None
+    return replace(digits, train=replace(images, rows=train.rows), test=replace(images, rows=digits.test.rows))
+
+
+@pytest.mark.parametrize("layer", ["blocks.0", "blocks.1.mlp", "patch_embed"])
+def test_style_forgetting_brings_any_layer_to_the_neutral_style(
+    original: famr.Classifier, digits: Data, layer: str
+) -> None:
+    splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
+    method = famr.FAMR(alpha=0.0, beta=None, style_layer=layer, learning_rate=1e-5, epochs=5)
+    result = famr.forget(original, splits, method, device="cpu", track_retain=False)
+    first, last = result.history[0], result.history[-1]
+    assert last.style_distance < 0.8 * first.style_distance  # type: ignore[operator]
+    assert result.method.beta is not None
+    assert result.method.beta > 0
+
+
+def test_balanced_beta_gives_both_losses_the_same_weight(original: famr.Classifier, digits: Data) -> None:
+    splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
+    method = famr.FAMR(beta=None, style_layer="blocks.0", learning_rate=1e-9, epochs=1)
+    first = famr.forget(original, splits, method, device="cpu", track_retain=False).history[0]
+    only_kl = famr.FAMR(learning_rate=1e-9, epochs=1)
+    plain = famr.split(styled(digits), famr.Request(concept=("style", "negative")))
+    alone = famr.forget(original, plain, only_kl, device="cpu", track_retain=False).history[0]
+    assert first.loss_forget == pytest.approx(2 * alone.loss_forget, rel=1e-3)
+
+
+def test_the_neutral_style_is_the_mean_gram_matrix() -> None:
+    module = network()
+    images = torch.randn(7, 3, 8, 8)
+    with listen(module, "0", channels_last=False) as tap:
+        found = mean_gram(module, tap, [(images[:4], images), (images[4:], images)])
+    expected = gram_matrix(module[0](images).flatten(2)).mean(dim=0)  # type: ignore[index]
+    torch.testing.assert_close(found, expected)
+    assert not module[0]._forward_hooks  # type: ignore[index]
+
+
+def test_neutral_images_can_be_given(original: famr.Classifier, digits: Data) -> None:
+    splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
+    method = famr.FAMR(alpha=0.0, beta=1e-6, style_layer="blocks.0", epochs=1)
+    distances = {
+        famr.forget(original, splits, method, style_target=target, device="cpu", track_retain=False)
+        .history[0]
+        .style_distance
+        for target in (None, splits.retain, digits.train.take(torch.arange(5)))
+    }
+    assert len(distances) == 2  # the retained images are the default; five others give another target
+
+
+def test_style_needs_a_layer_and_neutral_images(original: famr.Classifier, digits: Data) -> None:
+    splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
+    with pytest.raises(RequestError, match="needs β > 0 and a style layer"):
+        famr.forget(original, splits, famr.FAMR(), device="cpu")
+    with pytest.raises(RequestError, match="layer to read the style from"):
+        famr.FAMR(beta=1.0)
+    with pytest.raises(RequestError, match=r"no layer .blocks\.9.") as caught:
+        famr.forget(original, splits, famr.FAMR(beta=1.0, style_layer="blocks.9"), device="cpu")
+    assert "blocks.1" in str(caught.value.fix)
+    alone = famr.forget_only(splits.forget)
+    with pytest.raises(RequestError, match="neutral style"):
+        famr.forget(original, alone, famr.FAMR(beta=1.0, style_layer="blocks.0"), device="cpu")
+
+
+def test_a_device_that_is_not_there_is_refused(original: famr.Classifier, without_three: famr.Splits) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(RequestError, match="no device 'cuda'"):
+        famr.forget(original, without_three, device="cuda")
+    with pytest.raises(RequestError, match="Unknown device"):
+        famr.forget(original, without_three, device="abacus")
