@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -174,15 +175,17 @@ def test_one_file_without_a_test_part_is_split(tmp_path):
 
 def test_rows_are_found_across_row_groups_and_files_from_many_threads(tmp_path):
     features = {"label": class_label("only")}
-    for part, count in enumerate((7, 1, 5)):
-        images = [{"bytes": png(20 * part + row), "path": None} for row in range(count)]
-        write_with_pyarrow(tmp_path / f"train-{part}.parquet", {"label": [0] * count}, features, images, 3)
-    train = open_parquet(tmp_path).train
-    expected = [20 * part + row for part, count in enumerate((7, 1, 5)) for row in range(count)]
-    rows = np.random.default_rng(0).permutation(np.repeat(np.arange(13), 4)).tolist()
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda row: int(train.pixels(row, 1)[0, 0, 0]), rows))
-    assert found == [expected[row] for row in rows]
+    counts = (41, 1, 30)
+    for part, count in enumerate(counts):
+        images = [{"bytes": png(100 * part + row), "path": None} for row in range(count)]
+        write_with_pyarrow(tmp_path / f"train-{part}.parquet", {"label": [0] * count}, features, images, 1)
+    expected = [100 * part + row for part, count in enumerate(counts) for row in range(count)]
+    rows = np.random.default_rng(0).permutation(np.repeat(np.arange(len(expected)), 3)).tolist()
+    for _attempt in range(40):
+        train = open_parquet(tmp_path).train
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda row, images: int(images.pixels(row, 1)[0, 0, 0]), rows, repeat(train)))
+        assert found == [expected[row] for row in rows]
 
 
 @pytest.mark.parametrize("name", ["label", "labels", "fine_label"])
@@ -231,11 +234,11 @@ def test_a_column_without_class_names_is_no_class_column(tmp_path):
 
 
 def test_missing_labels_are_unknown_classes(tmp_path):
-    columns = {"label": pa.array([0, None, -1, 2], pa.int64())}
+    columns = {"label": pa.array([0, None, -1, -7, 2], pa.int64())}
     write_with_pyarrow(tmp_path / "train.parquet", columns, {"label": class_label(*CLASSES)})
     train = open_parquet(tmp_path).train
-    assert train.targets.tolist() == [0, UNKNOWN, UNKNOWN, 2]
-    assert train.column("label") == ["cat", "", "", "owl"]
+    assert train.targets.tolist() == [0, UNKNOWN, UNKNOWN, UNKNOWN, 2]
+    assert train.column("label") == ["cat", "", "", "", "owl"]
 
 
 def test_a_class_index_without_a_name_is_refused(tmp_path):

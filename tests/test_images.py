@@ -221,6 +221,14 @@ def test_pixels_that_do_not_fit_the_cache_are_decoded_again():
     assert decoded == [0, 1, 1]
 
 
+def test_pixels_kept_twice_are_counted_once():
+    pixels = torch.zeros(3, 3, 4, dtype=torch.uint8)
+    cache = PixelCache(2 * pixels.nbytes)
+    for row in (0, 0, 1, 2):
+        cache.keep(row, 3, pixels)
+    assert [cache.get(row, 3) is not None for row in range(3)] == [True, True, False]
+
+
 def test_where_keeps_the_order_and_take_makes_its_own():
     images = in_memory()
     mask = torch.tensor([True, False, False, True, True, False])

@@ -136,6 +136,12 @@ def test_unknown_class_shows_the_nearest_names():
     assert "'pine tree' or 'oak tree'" in refused(make_data(), classes=["pin tree"]).what
 
 
+def test_names_are_near_whatever_their_case():
+    data = Data("memory", ("DOG", "EEL", "FOX", "GNU", "HEN", "IBIS"), make_images("train", 6), None)
+    assert "Did you mean 'GNU'?" in refused(data, classes=["gnu"]).what
+    assert "Did you mean 'GNU'?" in refused(data, classes=["Gnus"]).what
+
+
 def test_an_unknown_class_like_no_other_is_shown_alone():
     assert refused(make_data(), classes=["xylophone"]).what == "Unknown class 'xylophone'."
 

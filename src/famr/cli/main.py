@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -283,7 +283,14 @@ def _precision(text: str) -> Any:
     return text
 
 
-def _show_own_warnings(message: Warning | str, _category: Any, filename: str, *_rest: Any) -> None:
+def _show_own_warnings(
+    message: Warning | str,
+    category: type[Warning],  # noqa: ARG001
+    filename: str,
+    lineno: int,  # noqa: ARG001
+    file: TextIO | None = None,  # noqa: ARG001
+    line: str | None = None,  # noqa: ARG001
+) -> None:
     """famr's own warnings are notes to the user; those of the libraries below are not the user's concern."""
     if Path(filename).is_relative_to(Path(__file__).parents[1]):
         say(f"famr: note: {message}")
