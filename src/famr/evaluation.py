@@ -14,7 +14,7 @@ from famr.batches import EVALUATION_BATCH, Batch, image_batches
 from famr.data import Images
 from famr.data.images import UNKNOWN
 from famr.devices import Precision, autocast, pick_device
-from famr.errors import CheckpointError, DataError, RequestError
+from famr.errors import CheckpointError, DataError
 from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
 from famr.metrics.retraining import gap, js_divergence
 from famr.models import Classifier
@@ -157,13 +157,7 @@ def _maybe(model: Classifier, images: Images | None, device: torch.device, preci
 
 def answers(model: Classifier, images: Images, device: torch.device, precision: Precision = "fp32") -> Answers:
     """What a model says about stored images, in their order."""
-    if model.preprocessing is None:
-        raise RequestError(
-            "It is not known how this network wants its images.",
-            where=model.spec,
-            fix="Give it: famr.Classifier(module, labels, famr.Preprocessing(…)).",
-        )
-    batches = image_batches(images, model.preprocessing, EVALUATION_BATCH, device)
+    batches = image_batches(images, model.prepared_by(), EVALUATION_BATCH, device)
     with placed(model.module, device):
         return collect(model, batches(None), device, precision)
 

@@ -131,8 +131,6 @@ def fit(
     training = training or Training()
     place = pick_device(device or "auto")
     precision: Precision = training.precision or ("bf16" if place.type == "cuda" else "fp32")
-    if model.preprocessing is None:
-        raise RequestError("It is not known how this network wants its images.", where=model.spec)
     if not images.labelled:
         raise RequestError("Training needs a class for every image.", fix="Put the images into class folders.")
     trained = model.copy()
@@ -152,8 +150,7 @@ def _epochs(
     device: torch.device,
     on_event: Callable[[Step | TrainingRow], None] | None,
 ) -> Iterator[TrainingRow]:
-    assert model.preprocessing is not None
-    module, preprocessing = model.module.train(), model.preprocessing
+    module, preprocessing = model.module.train(), model.prepared_by()
     steps = training.epochs * max(1, len(images) // training.batch_size)
     pays = device.type == "cuda" and steps >= COMPILE_FROM_STEPS
     network: Callable[[Tensor], Any] = module
@@ -218,8 +215,7 @@ def _views(
     generator: torch.Generator,
 ) -> Callable[[int], Iterator[Batch]]:
     """Passes in random order over augmented pixels; small images stay on the GPU for the whole training."""
-    assert model.preprocessing is not None
-    preprocessing = model.preprocessing
+    preprocessing = model.prepared_by()
     held = resident(images, preprocessing, device)
     targets = images.targets.to(device)
 

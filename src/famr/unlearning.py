@@ -165,21 +165,13 @@ def _prepare(
         forget = loader_batches(kept, device)
     else:
         assert splits is not None
-        if model.preprocessing is None:
-            raise RequestError(
-                "It is not known how this network wants its images.",
-                where="famr.forget",
-                fix="Use `forget=` with a loader of prepared images, or famr.Classifier(module, labels, "
-                "famr.Preprocessing(…)).",
-            )
-        steps = image_batches(splits.forget, model.preprocessing, method.batch_size, device)
-        forget = image_batches(splits.forget, model.preprocessing, EVALUATION_BATCH, device)
+        steps = image_batches(splits.forget, model.prepared_by(), method.batch_size, device)
+        forget = image_batches(splits.forget, model.prepared_by(), EVALUATION_BATCH, device)
         if splits.test is not None:
-            test = image_batches(splits.test, model.preprocessing, EVALUATION_BATCH, device)
+            test = image_batches(splits.test, model.prepared_by(), EVALUATION_BATCH, device)
         neutral = splits.retain if neutral is None else neutral
     if isinstance(neutral, Images):
-        assert model.preprocessing is not None
-        return _Sets(steps, forget, test, image_batches(neutral, model.preprocessing, EVALUATION_BATCH, device))
+        return _Sets(steps, forget, test, image_batches(neutral, model.prepared_by(), EVALUATION_BATCH, device))
     return _Sets(steps, forget, test, None if neutral is None else loader_batches(neutral, device))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from famr.errors import CheckpointError
+from famr.errors import CheckpointError, RequestError
 from famr.models.weights import save_weights, state_digest
 from famr.preprocessing import Preprocessing
 
@@ -71,6 +71,17 @@ class Classifier:
     def logits(self, images: Tensor) -> Tensor:
         """(batch, classes), whatever the library wraps around it."""
         return logits_of(self.module(images))
+
+    def prepared_by(self) -> Preprocessing:
+        """How to prepare images for this network; an error where nobody has said."""
+        if self.preprocessing is None:
+            raise RequestError(
+                "It is not known how this network wants its images.",
+                where=self.spec,
+                fix="Say so: famr.Classifier(module, labels, famr.Preprocessing(…)); or hand over prepared images "
+                "with famr.forget(module, forget=loader).",
+            )
+        return self.preprocessing
 
     def copy(self) -> Classifier:
         """The same classifier with weights of its own."""

@@ -12,10 +12,9 @@ from torch import nn
 
 from famr.errors import CheckpointError, RequestError
 from famr.models.classifier import Classifier
+from famr.models.names import unknown_name
 from famr.models.weights import load_weights, share_as_umask_says
 from famr.preprocessing import Preprocessing
-
-SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -83,14 +82,7 @@ def known_timm_name(name: str) -> str:
     import timm
 
     if not timm.is_model(name.partition(".")[0]):
-        import difflib
-
-        near = difflib.get_close_matches(name, timm.list_models(), n=SHOWN)
-        raise RequestError(
-            f"timm has no model {name!r}.",
-            where=f"timm:{name}",
-            fix=f"Did you mean {', '.join(near)}?" if near else "List them with timm.list_models().",
-        )
+        raise unknown_name("timm", name, timm.list_models())
     return name
 
 

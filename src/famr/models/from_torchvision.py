@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from torch import nn
 
-from famr.errors import CheckpointError, RequestError
+from famr.errors import CheckpointError
 from famr.models.classifier import Classifier, save_plain
+from famr.models.names import unknown_name
 from famr.models.weights import load_weights
 from famr.preprocessing import Preprocessing
 
@@ -35,18 +36,11 @@ class TorchvisionArchitecture:
 
 def known_torchvision_name(name: str) -> str:
     """`name`, if torchvision has such a classifier; else an error with the nearest names."""
-    import difflib
-
     import torchvision.models
 
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=5)
-        raise RequestError(
-            f"torchvision has no classifier {name!r}.",
-            where=f"torchvision:{name}",
-            fix=f"Did you mean {', '.join(near)}?" if near else "List them with torchvision.models.list_models().",
-        )
+        raise unknown_name("torchvision", name, names)
     return name
 
 
