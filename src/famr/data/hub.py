@@ -7,7 +7,7 @@ from typing import Any
 
 from famr.data.dataset import Data
 from famr.data.images import Images
-from famr.data.parquet import TEST_PARTS, as_targets, as_text, pick_label
+from famr.data.parquet import TEST_PARTS, Part, as_targets, as_text, of_two_parts, pick_label
 from famr.errors import DataError
 
 
@@ -39,20 +39,14 @@ def open_hub(place: str, label_column: str | None) -> Data:
             fix="Use a data set with a training part.",
         )
     test = next((parts[name] for name in TEST_PARTS if name in parts), None)
-    labels, images = _read_part(train, "train", label_column)
-    if test is None:
-        return Data(place, labels, images, None)
-    test_labels, test_images = _read_part(test, "test", label_column)
-    if test_labels != labels:
-        raise DataError(
-            "Training and test part name their classes differently.",
-            where=f"train: {labels[:5]}…, test: {test_labels[:5]}…",
-            fix="Write both with the same ClassLabel feature.",
-        )
-    return Data(place, labels, images, test_images)
+    return of_two_parts(
+        place,
+        _read_part(train, "train", label_column),
+        None if test is None else _read_part(test, "test", label_column),
+    )
 
 
-def _read_part(part: Any, name: str, label_column: str | None) -> tuple[tuple[str, ...], Images]:
+def _read_part(part: Any, name: str, label_column: str | None) -> Part:
     import datasets
 
     features = {

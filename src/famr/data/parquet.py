@@ -35,17 +35,29 @@ def open_parquet(place: str, label_column: str | None) -> Data:
     train = [file for file in files if _is_of(file, path, "train")] or files
     rest = [file for file in files if file not in train]
     test = next((found for part in TEST_PARTS if (found := [f for f in rest if _is_of(f, path, part)])), None)
-    labels, images = _read_part(train, "train", label_column)
+    return of_two_parts(
+        place,
+        _read_part(train, "train", label_column),
+        None if test is None else _read_part(test, "test", label_column),
+    )
+
+
+Part = tuple[tuple[str, ...], Images]
+"""The class names of a part, and its images."""
+
+
+def of_two_parts(place: str, train: Part, test: Part | None) -> Data:
+    """One data set of a training and a test part that name their classes alike."""
+    labels, images = train
     if test is None:
         return Data(place, labels, images, None)
-    test_labels, test_images = _read_part(test, "test", label_column)
-    if test_labels != labels:
+    if test[0] != labels:
         raise DataError(
-            "Training and test files name their classes differently.",
-            where=f"train: {labels[:5]}…, test: {test_labels[:5]}…",
+            "Training and test part name their classes differently.",
+            where=f"train: {labels[:5]}…, test: {test[0][:5]}…",
             fix="Write both with the same ClassLabel feature.",
         )
-    return Data(place, labels, images, test_images)
+    return Data(place, labels, images, test[1])
 
 
 def _is_of(file: Path, root: Path, part: str) -> bool:
@@ -53,7 +65,7 @@ def _is_of(file: Path, root: Path, part: str) -> bool:
     return file.name.startswith(part) or part in file.relative_to(root).parts[:-1]
 
 
-def _read_part(files: list[Path], part: str, label_column: str | None) -> tuple[tuple[str, ...], Images]:
+def _read_part(files: list[Path], part: str, label_column: str | None) -> Part:
     import pyarrow
     import pyarrow.parquet
 
