@@ -148,6 +148,8 @@ def test_gaps_are_distances_to_the_retrained_model(
         scores.retrained.forget_accuracy - scores.unlearned.forget_accuracy  # type: ignore[operator]
     )
     assert 0 < scores.gap["forget_js_divergence"] < math.log(2)  # type: ignore[operator]
+    assert all(value is not None for value in scores.gap.values())
+    assert len(scores.gap) == 7
     assert "gap" not in scores.not_available
 
 

@@ -20,17 +20,10 @@ from famr.metrics.retraining import gap, js_divergence
 from famr.models import Classifier
 from famr.objective import at_least_float32
 from famr.request import Splits
+from famr.tables import COLUMNS
 
 if TYPE_CHECKING:
     from famr.unlearning import Unlearned
-
-GAPS = (
-    "retain_accuracy",
-    "forget_accuracy",
-    "forget_test_accuracy",
-    "forget_cross_entropy",
-    "forget_entropy",
-)
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ def compare(
         )
     gaps = None
     if "retrained" in scores:
-        pairs = {name: gap(*(getattr(scores[m], name) for m in ("unlearned", "retrained"))) for name in GAPS}
+        pairs = {name: gap(*(getattr(scores[m], name) for m in ("unlearned", "retrained"))) for name in COLUMNS}
         js = js_divergence(forgot["unlearned"].logits, forgot["retrained"].logits).mean()
         gaps = {**pairs, "forget_js_divergence": float(js)}
     return Scores(scores.get("original"), scores["unlearned"], scores.get("retrained"), gaps, _reasons(splits, scores))
