@@ -49,17 +49,17 @@ def test_a_seed_draws_one_permutation_and_another_seed_another():
 def test_a_pass_gives_every_image_once_and_the_rest_in_a_last_small_batch(batch_size):
     images = make_images(*[(6, 6)] * 10)
     batches = list(pixel_batches(images, COLOUR, batch_size, CPU, None))
-    assert [len(pixels) for pixels, _ in batches] == [len(chunk) for chunk in torch.arange(10).split(batch_size)]
-    assert torch.equal(torch.cat([pixels for pixels, _ in batches]), one_by_one(images, COLOUR))
-    assert torch.cat([targets for _, targets in batches]).tolist() == images.targets.tolist()
+    assert [len(pixels) for pixels, _, _ in batches] == [len(chunk) for chunk in torch.arange(10).split(batch_size)]
+    assert torch.equal(torch.cat([pixels for pixels, _, _ in batches]), one_by_one(images, COLOUR))
+    assert torch.cat([targets for _, targets, _ in batches]).tolist() == images.targets.tolist()
 
 
 def test_a_seeded_pass_follows_the_order_of_its_seed():
     images = make_images(*[(6, 6)] * 40)
     batches = list(pixel_batches(images, COLOUR, 7, CPU, 5))
     expected = order(40, 5)
-    assert torch.equal(torch.cat([pixels for pixels, _ in batches]), one_by_one(images, COLOUR)[expected])
-    assert torch.cat([targets for _, targets in batches]).tolist() == images.targets[expected].tolist()
+    assert torch.equal(torch.cat([pixels for pixels, _, _ in batches]), one_by_one(images, COLOUR)[expected])
+    assert torch.cat([targets for _, targets, _ in batches]).tolist() == images.targets[expected].tolist()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_seeded_pass_follows_the_order_of_its_seed():
 )
 def test_images_of_any_size_come_as_if_prepared_one_by_one(sizes):
     images = make_images(*sizes)
-    ((pixels, _targets),) = pixel_batches(images, COLOUR, 5, CPU, None)
+    ((pixels, _targets, _positions),) = pixel_batches(images, COLOUR, 5, CPU, None)
     assert pixels.dtype == torch.uint8
     assert pixels.shape == (5, 3, 6, 6)
     assert (pixels.int() - one_by_one(images, COLOUR).int()).abs().max() <= 1
@@ -81,20 +81,20 @@ def test_prepared_batches_are_normalised():
     expected = one_by_one(images, COLOUR).double() / 255
     for channel in range(3):
         expected[:, channel] = (expected[:, channel] - COLOUR.mean[channel]) / COLOUR.std[channel]
-    torch.testing.assert_close(torch.cat([x for x, _ in batches(None)]).double(), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(torch.cat([x for x, _, _ in batches(None)]).double(), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_passes_can_be_repeated():
     batches = image_batches(make_images(*[(6, 6)] * 9), COLOUR, 4, CPU)
     for seed in (None, 3):
         first, second = list(batches(seed)), list(batches(seed))
-        assert [targets.tolist() for _, targets in first] == [targets.tolist() for _, targets in second]
-        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, second, strict=True))
+        assert [targets.tolist() for _, targets, _ in first] == [targets.tolist() for _, targets, _ in second]
+        assert all(torch.equal(a, b) for (a, _, _), (b, _, _) in zip(first, second, strict=True))
 
 
 def test_grey_models_get_one_channel():
     grey = Preprocessing((6, 6), (6, 6), (0.5,), (0.5,), "bilinear")
-    ((pixels, _targets),) = pixel_batches(make_images((6, 6), (6, 6)), grey, 2, CPU, None)
+    ((pixels, _targets, _positions),) = pixel_batches(make_images((6, 6), (6, 6)), grey, 2, CPU, None)
     assert pixels.shape == (2, 1, 6, 6)
 
 
@@ -125,13 +125,23 @@ def test_a_pass_left_early_leaves_no_threads_behind():
     assert not any(thread.is_alive() for thread in started)
 
 
-def test_a_list_of_batches_is_passed_over_in_its_own_order_whatever_the_seed():
-    given = make_batches(3, 1, 2)
+def test_a_loaders_batches_keep_their_images_and_change_their_order_with_the_seed():
+    given = make_batches(3, 1, 2, 5)
     batches = loader_batches(given, CPU)
-    for seed in (None, 0, 1):
-        found = list(batches(seed))
-        assert [len(images) for images, _ in found] == [3, 1, 2]
-        assert all(torch.equal(ours, theirs) for (ours, _), (theirs, _) in zip(found, given, strict=True))
+    assert [len(batch.images) for batch in batches(None)] == [3, 1, 2, 5]
+    orders = {seed: [len(batch.images) for batch in batches(seed)] for seed in range(6)}
+    assert all(sorted(sizes) == [1, 2, 3, 5] for sizes in orders.values())
+    assert len({tuple(sizes) for sizes in orders.values()}) > 1
+    assert orders[3] == [len(batch.images) for batch in batches(3)]
+
+
+def test_positions_say_where_in_the_set_an_image_stands():
+    images = make_images(*[(6, 6)] * 10)
+    for batch in image_batches(images, COLOUR, 4, CPU)(7):
+        assert torch.equal(batch.labels, images.targets[batch.positions])
+    whole = torch.cat([labels for _, labels in make_batches(3, 1, 2)])
+    for batch in loader_batches(make_batches(3, 1, 2), CPU)(7):
+        assert torch.equal(batch.labels, whole[batch.positions])
 
 
 def test_generator_loader_is_kept_for_every_epoch():
@@ -140,16 +150,16 @@ def test_generator_loader_is_kept_for_every_epoch():
 
     batches = loader_batches(generate(), CPU)
     for seed in (0, 1, None):
-        assert [len(images) for images, _ in batches(seed)] == [3, 1]
+        assert sorted(len(batch.images) for batch in batches(seed)) == [1, 3]
 
 
-def test_a_torch_loader_is_asked_anew_for_every_epoch():
+def test_a_shuffling_loader_is_asked_once_so_that_answers_can_be_compared():
     data = TensorDataset(torch.arange(8.0)[:, None, None, None], torch.arange(8))
     loader = DataLoader(data, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0))
     batches = loader_batches(loader, CPU)
-    epochs = [torch.cat([targets for _, targets in batches(seed)]).tolist() for seed in range(3)]
-    assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) > 1
+    first, second = ([batch.labels.tolist() for batch in batches(None)] for _ in range(2))
+    assert first == second
+    assert sorted(sum(first, [])) == list(range(8))
 
 
 def test_batches_may_be_lists_as_torch_loaders_yield_them():
@@ -179,7 +189,7 @@ def test_an_empty_loader_is_refused(loader):
 
 
 def test_an_empty_batch_among_others_does_no_harm():
-    assert [len(images) for images, _ in loader_batches(make_batches(2, 0), CPU)(None)] == [2, 0]
+    assert [len(batch.images) for batch in loader_batches(make_batches(2, 0), CPU)(None)] == [2]
 
 
 def test_images_stay_on_disk_where_there_is_no_gpu():

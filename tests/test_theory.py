@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import famr
+from famr.batches import loader_batches
 from famr.objective import target_kl, uniform_target
 from famr.optimise import minimise
 
@@ -52,9 +53,9 @@ def path(module: nn.Module, inputs: Tensor, strength: float, rate: float, epochs
     method = famr.FAMR(strength=strength, learning_rate=rate, epochs=epochs)
     start = [parameter.detach().clone() for parameter in module.parameters()]
     flat = [torch.cat([parameter.flatten() for parameter in start])]
-    batch = [(inputs, torch.zeros(len(inputs), dtype=torch.long))]
-    loss = lambda images: target_kl(module(images), uniform_target(4)).sum()  # noqa: E731
-    for _ in minimise(module, start, loss, lambda _seed: batch, method, seed=0):
+    whole = loader_batches([(inputs, torch.zeros(len(inputs), dtype=torch.long))], torch.device("cpu"))
+    loss = lambda batch: target_kl(module(batch.images), uniform_target(4)).sum()  # noqa: E731
+    for _ in minimise(module, start, loss, whole, method, seed=0):
         flat.append(torch.cat([parameter.detach().flatten() for parameter in module.parameters()]))
     return flat
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import famr
+from famr.batches import Batch
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
 from famr.objective import gram_matrix
@@ -158,7 +159,7 @@ def test_the_neutral_style_is_the_mean_gram_matrix() -> None:
     module = network()
     images = torch.randn(7, 3, 8, 8)
     with listen(module, "0", channels_last=False) as tap:
-        found = mean_gram(module, tap, [(images[:4], images), (images[4:], images)])
+        found = mean_gram(module, tap, [Batch(images[:4], images, images), Batch(images[4:], images, images)])
     expected = gram_matrix(module[0](images).flatten(2)).mean(dim=0)  # type: ignore[index]
     torch.testing.assert_close(found, expected)
     assert not module[0]._forward_hooks  # type: ignore[index]

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,8 +15,17 @@ from famr.data import Images
 from famr.errors import RequestError
 from famr.preprocessing import Preprocessing
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
-"""Images as the model takes them (batch, channels, height, width), and class indices (batch,)."""
+
+class Batch(NamedTuple):
+    """Some images of a set, and where in the set they stand."""
+
+    images: Tensor  # (batch, channels, height, width), as the model takes them
+    labels: Tensor  # (batch,) class indices
+    positions: Tensor  # (batch,) places in the set, on the CPU
+
+
+LabelledImages: TypeAlias = tuple[Tensor, Tensor]
+"""What somebody else's loader yields: images as the model takes them, and class indices."""
 
 Batches: TypeAlias = Callable[[int | None], Iterable[Batch]]
 """One pass over a set: in a fixed order for None, else in the random order of that seed."""
@@ -35,8 +44,8 @@ def image_batches(images: Images, preprocessing: Preprocessing, batch_size: int,
     """Passes over stored images, prepared for a model."""
 
     def one_pass(seed: int | None) -> Iterator[Batch]:
-        for pixels, targets in pixel_batches(images, preprocessing, batch_size, device, seed):
-            yield preprocessing.normalise(pixels), targets
+        for pixels, labels, positions in pixel_batches(images, preprocessing, batch_size, device, seed):
+            yield Batch(preprocessing.normalise(pixels), labels, positions)
 
     return one_pass
 
@@ -81,31 +90,26 @@ def _finish(
     positions, future = loaded
     pixels, fitted = future.result()
     pixels = pixels.to(device)
-    return (pixels if fitted else preprocessing.fit(pixels)), targets[positions].to(device)
+    return Batch(pixels if fitted else preprocessing.fit(pixels), targets[positions].to(device), positions)
 
 
-def loader_batches(loader: Iterable[Batch], device: torch.device) -> Batches:
-    """Passes over somebody else's iterable of (images, labels), in its own order."""
-    if iter(loader) is loader:  # a generator gives one pass only; every epoch needs one
-        loader = list(loader)
-
-    def one_pass(_seed: int | None) -> Iterator[Batch]:
-        empty = True
-        for batch in loader:
-            if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-                raise RequestError(
-                    f"The forget loader must yield (images, labels), got {type(batch).__name__}.",
-                    where="forget=",
-                    fix="Yield a tensor of images and a tensor of class indices.",
-                )
-            empty = empty and len(batch[0]) == 0
-            yield batch[0].to(device), batch[1].to(device)
-        if empty:
+def loader_batches(loader: Iterable[LabelledImages], device: torch.device) -> Batches:
+    """Passes over somebody else's batches of (images, labels): taken once, kept, their order drawn for each pass."""
+    kept: list[Batch] = []
+    for batch in loader:
+        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
             raise RequestError(
-                "The forget set is empty.", where="forget=", fix="Pass at least one (images, labels) batch."
+                f"The forget loader must yield (images, labels), got {type(batch).__name__}.",
+                where="forget=",
+                fix="Yield a tensor of images and a tensor of class indices.",
             )
-
-    return one_pass
+        images, labels = batch
+        if len(images):
+            first = sum(len(earlier.labels) for earlier in kept)
+            kept.append(Batch(images.to(device), labels.to(device), torch.arange(first, first + len(images))))
+    if not kept:
+        raise RequestError("The forget set is empty.", where="forget=", fix="Pass at least one (images, labels) batch.")
+    return lambda seed: (kept[position] for position in order(len(kept), seed).tolist())
 
 
 def resident(images: Images, preprocessing: Preprocessing, device: torch.device) -> Tensor | None:

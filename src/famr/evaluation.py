@@ -163,7 +163,7 @@ def collect(
     logits, targets = [], []
     was_training = model.module.training
     model.module.eval()
-    for images, labels in batches:
+    for images, labels, _positions in batches:
         with autocast(device, precision):
             logits.append(at_least_float32(model.logits(images)))
         targets.append(labels)

@@ -30,18 +30,18 @@ class ForgetLoss:
     tap: LayerOutput | None = None
     gram_target: Tensor | None = None
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """L_forget of these images, with a graph."""
-        _, kl, style = self.per_image(images)
+    def __call__(self, batch: Batch) -> Tensor:
+        """L_forget of a batch, with a graph."""
+        _, kl, style = self.per_image(batch)
         return self.combined(kl, style)
 
-    def per_image(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits, KL(u ‖ p) and, where style is forgotten, ‖G − G_target‖² of each image."""
+    def per_image(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits, KL(q ‖ p) and, where style is forgotten, ‖G − G_target‖² of each image."""
         with autocast(self.device, self.method.precision):
-            logits = at_least_float32(self.model.logits(images))
-            style = None
-            if self.tap is not None and self.gram_target is not None:
-                style = style_distance(gram_matrix(self.tap.features), self.gram_target)
+            logits = at_least_float32(self.model.logits(batch.images))
+        style = None
+        if self.tap is not None and self.gram_target is not None:  # in full precision: these are sums of squares
+            style = style_distance(gram_matrix(self.tap.features), self.gram_target)
         return logits, target_kl(logits, self.target), style
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:
@@ -53,7 +53,7 @@ class ForgetLoss:
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> tuple[Answers, Tensor, Tensor | None]:
         """Answers, KL and style distance of every image, without a graph."""
-        found = [(*self.per_image(images), labels) for images, labels in batches]
+        found = [(*self.per_image(batch), batch.labels) for batch in batches]
         logits, kls, styles, labels = zip(*found, strict=True)
         answers = Answers(torch.cat(logits).cpu(), torch.cat(labels).cpu())
         return answers, torch.cat(kls), None if self.tap is None else torch.cat(styles)
@@ -64,9 +64,8 @@ def forget_loss(
     model: Classifier, method: FAMR, forget: Batches, neutral: Batches | None, device: torch.device
 ) -> Iterator[ForgetLoss]:
     """L_forget for a run: the uniform target over the head's classes, G_target from neutral images, β settled."""
-    images, _labels = next(iter(forget(None)))
     with torch.no_grad():
-        classes = model.logits(images[:1]).shape[-1]
+        classes = model.logits(next(iter(forget(None))).images[:1]).shape[-1]
     loss = ForgetLoss(model, method, uniform_target(classes).to(device), device)
     if not method.forgets_style:
         yield loss

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from famr.batches import Batches
+from famr.batches import Batch, Batches
 from famr.errors import NumericsError, RequestError
 from famr.method import FAMR
 
-ForgetLoss = Callable[[Tensor], Tensor]
-"""L_forget of one batch of images, with a graph [FAMR, Eq. (5)]."""
+ForgetLoss = Callable[[Batch], Tensor]
+"""L_forget of one batch, with a graph [FAMR, Eq. (5)]."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def minimise(
     for epoch in range(1, method.epochs + 1):
         start = time.perf_counter()
         losses: list[Tensor] = []
-        for images, _labels in batches(epoch_seed(seed, epoch)):
+        for batch in batches(epoch_seed(seed, epoch)):
             optimiser.zero_grad()
-            forget_loss = loss(images)
+            forget_loss = loss(batch)
             forget_loss.backward()  # type: ignore[no-untyped-call]  # g_forget ← ∇L_forget(θ)
             pull_to_anchor(parameters, original, method)  # g_anchor ← λ(θ − θ₀)
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from famr.batches import Batch
 from famr.errors import RequestError
 from famr.objective import gram_matrix
 
@@ -73,10 +74,10 @@ def _children(module: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def mean_gram(module: nn.Module, tap: LayerOutput, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+def mean_gram(module: nn.Module, tap: LayerOutput, batches: Iterable[Batch]) -> Tensor:
     """G_target: the average Gram matrix over images of a neutral style."""
     total, count = None, 0
-    for images, _labels in batches:
+    for images, _labels, _positions in batches:
         module(images)
         gram = gram_matrix(tap.features).sum(dim=0)
         total = gram if total is None else total + gram

@@ -164,7 +164,7 @@ def _epochs(
         start = time.perf_counter()
         losses: list[Tensor] = []
         hits, seen = torch.zeros((), device=device), 0
-        for inputs, targets in views(epoch_seed(seed, epoch)):
+        for inputs, targets, _positions in views(epoch_seed(seed, epoch)):
             if len(targets) < min(training.batch_size, len(images)):
                 continue  # a short last batch would upset BatchNorm, and be compiled anew
             rate = training.learning_rate * learning_rate_factor(step, steps, training.warmup_share)
@@ -227,9 +227,9 @@ def _views(
     def one_pass(seed: int) -> Iterator[Batch]:
         if held is not None:
             for positions in torch.split(order(len(images), seed).to(device), training.batch_size):
-                yield view(held[positions]), targets[positions]
+                yield Batch(view(held[positions]), targets[positions], positions)
             return
-        for pixels, labels in pixel_batches(images, preprocessing, training.batch_size, device, seed):
-            yield view(pixels), labels
+        for pixels, labels, positions in pixel_batches(images, preprocessing, training.batch_size, device, seed):
+            yield Batch(view(pixels), labels, positions)
 
     return one_pass

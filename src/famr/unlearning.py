@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from famr.batches import EVALUATION_BATCH, Batch, Batches, image_batches, loader_batches
+from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches
 from famr.data import Images
 from famr.devices import pick_device, repeatable
 from famr.errors import RequestError
@@ -105,8 +105,8 @@ def forget(
     splits: Splits | None = None,
     method: FAMR | None = None,
     *,
-    forget: Iterable[Batch] | None = None,
-    style_target: Images | Iterable[Batch] | None = None,
+    forget: Iterable[LabelledImages] | None = None,
+    style_target: Images | Iterable[LabelledImages] | None = None,
     seed: int = 0,
     device: str | None = None,
     track_retain: bool = True,
@@ -114,7 +114,8 @@ def forget(
 ) -> Unlearned:
     """Make a copy of `model` forget; the model itself is not changed.
 
-    Give either `splits`, or `forget`: any iterable of (images, labels) as the network takes them. `style_target`
+    Give either `splits`, or `forget`: any iterable of (images, labels) as the network takes them; it is read once
+    and its batches are kept. `style_target`
     are images of a neutral style (default: the retained images). `track_retain` measures retained accuracy after
     each epoch, which costs a pass over the test images and is not counted in `seconds`.
     """
@@ -145,8 +146,8 @@ class _Sets:
 def _prepare(
     model: Classifier,
     splits: Splits | None,
-    loader: Iterable[Batch] | None,
-    style_target: Images | Iterable[Batch] | None,
+    loader: Iterable[LabelledImages] | None,
+    style_target: Images | Iterable[LabelledImages] | None,
     method: FAMR,
     device: torch.device,
 ) -> _Sets:
@@ -160,9 +161,7 @@ def _prepare(
         )
     neutral, test = style_target, None
     if loader is not None:
-        steps = loader_batches(loader, device)
-        kept = list(steps(None))  # a loader may shuffle: keep one pass, so that answers can be compared
-        forget = loader_batches(kept, device)
+        steps = forget = loader_batches(loader, device)
     else:
         assert splits is not None
         steps = image_batches(splits.forget, model.prepared_by(), method.batch_size, device)
