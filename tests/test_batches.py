@@ -159,7 +159,7 @@ def test_a_shuffling_loader_is_asked_once_so_that_answers_can_be_compared():
     batches = loader_batches(loader, CPU)
     first, second = ([batch.labels.tolist() for batch in batches(None)] for _ in range(2))
     assert first == second
-    assert sorted(sum(first, [])) == list(range(8))
+    assert sorted(label for labels in first for label in labels) == list(range(8))
 
 
 def test_batches_may_be_lists_as_torch_loaders_yield_them():

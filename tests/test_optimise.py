@@ -124,6 +124,11 @@ def test_input_model_is_not_mutated() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+def test_the_result_carries_no_gradients() -> None:
+    found = famr.forget(network(), method=famr.FAMR(epochs=1), forget=batches(), device="cpu")
+    assert all(parameter.grad is None for parameter in found.module.parameters())
+
+
 def test_frozen_parameters_stay_where_they_are() -> None:
     module = network()
     for parameter in module.body.parameters():  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import famr
+from famr.anchors import Held, L2Anchor
 from famr.batches import loader_batches
 from famr.objective import target_kl, uniform_target
 from famr.optimise import minimise
@@ -55,7 +56,7 @@ def path(module: nn.Module, inputs: Tensor, strength: float, rate: float, epochs
     flat = [torch.cat([parameter.flatten() for parameter in start])]
     whole = loader_batches([(inputs, torch.zeros(len(inputs), dtype=torch.long))], torch.device("cpu"))
     loss = lambda batch: target_kl(module(batch.images), uniform_target(4)).sum()  # noqa: E731
-    for _ in minimise(module, start, loss, whole, method, seed=0):
+    for _ in minimise(module, [Held(L2Anchor(start), strength)], loss, whole, method, seed=0):
         flat.append(torch.cat([parameter.detach().flatten() for parameter in module.parameters()]))
     return flat
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from famr.batches import Batch, Batches
 from famr.devices import autocast
 from famr.errors import RequestError
-from famr.evaluation import Answers
+from famr.evaluation import Answers, collect
 from famr.method import FAMR
+from famr.metrics.forgetting import entropy
 from famr.models import Classifier
 from famr.objective import at_least_float32, combine, gram_matrix, reduce, style_distance, target_kl, uniform_target
 from famr.style import LayerOutput, listen, mean_gram
+from famr.targets import class_means, matching_temperature, tempered_target, without
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +27,7 @@ class ForgetLoss:
 
     model: Classifier
     method: FAMR
-    target: Tensor
+    target: Tensor  # (classes,), or (images, classes) for a target of each image
     device: torch.device
     tap: LayerOutput | None = None
     gram_target: Tensor | None = None
@@ -37,12 +39,16 @@ class ForgetLoss:
 
     def per_image(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits, KL(q ‖ p) and, where style is forgotten, ‖G − G_target‖² of each image."""
-        with autocast(self.device, self.method.precision):
-            logits = at_least_float32(self.model.logits(batch.images))
-        style = None
+        logits, style = self.logits(batch.images), None
         if self.tap is not None and self.gram_target is not None:  # in full precision: these are sums of squares
             style = style_distance(gram_matrix(self.tap.features), self.gram_target)
-        return logits, target_kl(logits, self.target), style
+        target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.device)]
+        return logits, target_kl(logits, target), style
+
+    def logits(self, images: Tensor) -> Tensor:
+        """The model's answers, in the precision of the run."""
+        with autocast(self.device, self.method.precision):
+            return at_least_float32(self.model.logits(images))
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:
         """α·L_KL + β·L_style over these images."""
@@ -59,27 +65,82 @@ class ForgetLoss:
         return answers, torch.cat(kls), None if self.tap is None else torch.cat(styles)
 
 
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The images of a run, as passes over them; None where they were not given."""
+
+    steps: Batches
+    forget: Batches
+    held_out: Batches | None
+    neutral: Batches | None
+    forgotten: tuple[int, ...]
+    """The classes that the request forgets whole."""
+
+
 @contextmanager
-def forget_loss(
-    model: Classifier, method: FAMR, forget: Batches, neutral: Batches | None, device: torch.device
-) -> Iterator[ForgetLoss]:
-    """L_forget for a run: the uniform target over the head's classes, G_target from neutral images, β settled."""
-    with torch.no_grad():
-        classes = model.logits(next(iter(forget(None))).images[:1]).shape[-1]
-    loss = ForgetLoss(model, method, uniform_target(classes).to(device), device)
+def forget_loss(model: Classifier, method: FAMR, passes: Passes, device: torch.device) -> Iterator[ForgetLoss]:
+    """L_forget for a run: its target, G_target from neutral images; τ and β settled where they were left open."""
+    method, target = _target(model, method, passes, device)
+    loss = ForgetLoss(model, method, target.to(device), device)
     if not method.forgets_style:
         yield loss
         return
     assert method.style_layer is not None
-    if neutral is None:
+    if passes.neutral is None:
         raise RequestError(
             "Style forgetting needs images of a neutral style.",
             where="style_target",
             fix="Give the retained images, or a folder with --style-target.",
         )
     with listen(model.module, method.style_layer, method.style_channels_last) as tap:
-        loss = replace(loss, tap=tap, gram_target=mean_gram(model.module, tap, neutral(None)))
-        yield loss if method.beta is not None else _balanced(loss, forget)
+        loss = replace(loss, tap=tap, gram_target=mean_gram(model.module, tap, passes.neutral(None)))
+        yield loss if method.beta is not None else _balanced(loss, passes.forget)
+
+
+def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.device) -> tuple[FAMR, Tensor]:
+    """q of each forget image, from the original's answers; and the method with its temperature filled in."""
+    original = collect(model, passes.forget(None), device, method.precision)
+    classes = original.logits.shape[-1]
+    if method.target == "uniform":
+        return method, uniform_target(classes)
+    held_out = None
+    if passes.held_out is not None:
+        held_out = collect(model, passes.held_out(None), device, method.precision)
+    if method.target == "reference":
+        if held_out is None or not held_out.labelled or not original.labelled:
+            raise RequestError(
+                "The reference target needs labelled held-out images of the same classes.",
+                where="target",
+                fix="Give the whole data, or use the tempered target.",
+            )
+        answers = class_means(held_out.logits, held_out.targets)[original.targets]
+        if bool(answers.isnan().any()):
+            raise RequestError(
+                "The reference target needs held-out images of every class in the forget set.",
+                where=f"{int(answers.isnan().any(dim=-1).sum())} forget images have none",
+                fix="Use the masked target for whole classes, the tempered target for samples.",
+            )
+        return method, answers
+    logits = original.logits
+    if method.target == "masked":
+        if not 0 < len(passes.forgotten) < classes:
+            raise RequestError(
+                f"The masked target removes the forgotten classes; this request forgets {len(passes.forgotten)} of "
+                f"{classes} whole.",
+                where="target",
+                fix="Use the tempered or the reference target for samples.",
+            )
+        logits = without(logits, torch.tensor(passes.forgotten))
+    temperature = method.temperature
+    if temperature is None:
+        if held_out is None:
+            raise RequestError(
+                "Without held-out images the temperature of the target cannot be chosen.",
+                where="temperature",
+                fix="Give one, e.g. 0.5.",
+            )
+        temperature = matching_temperature(logits, float(entropy(held_out.logits).mean()))
+    return replace(method, temperature=temperature), tempered_target(logits, temperature)
 
 
 def _balanced(loss: ForgetLoss, forget: Batches) -> ForgetLoss:

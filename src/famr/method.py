@@ -9,8 +9,10 @@ from typing import Any, Literal, get_args
 from famr.devices import Precision
 from famr.errors import RequestError
 from famr.objective import Reduction
+from famr.targets import Target
 
 Optimiser = Literal["sgd", "adam", "adamw"]
+Metric = Literal["l2", "fisher"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,20 @@ class FAMR:
     True
     """
 
+    target: Target = "uniform"
+    """What to answer on the forget set: `uniform` (the paper), `masked`, `reference` or `tempered`; see `targets`."""
+    temperature: float | None = None
+    """τ of the masked and the tempered target. None: so that it is as unsure as the original on held-out images."""
+    anchor: Metric = "l2"
+    """How distance to the original weights is measured: `l2` as the paper, or weighed by the `fisher` information."""
     strength: float = 0.1
     """λ of Eq. (1) (the experiments call it ρ): how firmly the anchor holds. Larger keeps more, forgets less."""
+    fisher_images: int = 1000
+    """Retained images from which the Fisher information is taken."""
+    function_strength: float = 0.0
+    """λ of a further anchor that holds the answers on a few retained images; 0 leaves it out."""
+    function_images: int = 20
+    """Retained images a class for that anchor."""
     learning_rate: float = 1e-4
     """η of Alg. 1."""
     epochs: int = 10
@@ -58,7 +72,13 @@ class FAMR:
         )
 
     def __post_init__(self) -> None:
+        self._require(self.target in get_args(Target), "target", "uniform, masked, reference or tempered")
+        self._require(self.temperature is None or self.temperature > 0, "temperature", "above 0, or None")
+        self._require(self.anchor in get_args(Metric), "anchor", "l2 or fisher")
         self._require(self.strength >= 0, "strength", "at least 0")
+        self._require(self.fisher_images >= 1, "fisher_images", "at least 1")
+        self._require(self.function_strength >= 0, "function_strength", "at least 0")
+        self._require(self.function_images >= 1, "function_images", "at least 1")
         self._require(self.learning_rate > 0, "learning_rate", "above 0")
         self._require(self.epochs >= 1, "epochs", "at least 1")
         self._require(self.batch_size >= 1, "batch_size", "at least 1")
@@ -68,7 +88,7 @@ class FAMR:
         self._require(self.reduction in get_args(Reduction), "reduction", "sum or mean")
         self._require(self.precision in get_args(Precision), "precision", "fp32 or bf16")
         self._require(self.forgets_style or self.alpha > 0, "alpha", "above 0 where beta is 0: nothing is left")
-        for name in ("strength", "learning_rate", "alpha", "beta"):
+        for name in ("temperature", "strength", "function_strength", "learning_rate", "alpha", "beta"):
             value = getattr(self, name)
             self._require(value is None or math.isfinite(value), name, "a finite number")
         if self.forgets_style and self.style_layer is None:

@@ -1,6 +1,6 @@
 """Alg. 1: the one optimisation loop.
 
-    θ ← θ − η · (∇L_forget(θ; batch of T) + λ(θ − θ₀))
+    θ ← θ − η · (∇L_forget(θ; batch of T) + λ∇A(θ, θ₀))        the paper's anchor: ∇A = θ − θ₀
 
 The network stays in evaluation mode throughout: dropout is off, and BatchNorm neither uses nor changes batch
 statistics, so that nothing moves but what the gradient moves.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from famr.anchors import Held
 from famr.batches import Batch, Batches
 from famr.errors import NumericsError, RequestError
 from famr.method import FAMR
@@ -42,17 +43,14 @@ class Epoch:
 
 def minimise(
     module: nn.Module,
-    original: Sequence[Tensor],
+    anchors: Sequence[Held],
     loss: ForgetLoss,
     batches: Batches,
     method: FAMR,
     seed: int,
     on_step: Callable[[Step], None] | None = None,
 ) -> Iterator[Epoch]:
-    """Run Alg. 1 on `module` in place; hand back control after each epoch.
-
-    `original` is θ₀, in the order of `trainable(module)`.
-    """
+    """Run Alg. 1 on `module` in place; hand back control after each epoch."""
     parameters = trainable(module)
     optimiser = make_optimiser(parameters, method)
     module.eval()
@@ -64,7 +62,7 @@ def minimise(
             optimiser.zero_grad()
             forget_loss = loss(batch)
             forget_loss.backward()  # type: ignore[no-untyped-call]  # g_forget ← ∇L_forget(θ)
-            pull_to_anchor(parameters, original, method)  # g_anchor ← λ(θ − θ₀)
+            pull_to_anchors(parameters, anchors, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
             losses.append(forget_loss.detach())
             steps += 1
@@ -90,19 +88,22 @@ def make_optimiser(parameters: Sequence[nn.Parameter], method: FAMR) -> torch.op
     return torch.optim.Adam(parameters, lr=method.learning_rate)
 
 
-@torch.no_grad()
-def pull_to_anchor(parameters: Sequence[nn.Parameter], original: Sequence[Tensor], method: FAMR) -> None:
-    """Add λ(θ − θ₀) to the gradient, without building a graph for it.
+def pull_to_anchors(parameters: Sequence[nn.Parameter], anchors: Sequence[Held], method: FAMR) -> None:
+    """Add λ∇A(θ, θ₀) to the gradient; no graph is built through it.
 
-    For `adamw` the pull is decoupled, as its weight decay is: θ ← θ − ηλ(θ − θ₀), past Adam's scaling. Its resting
-    points are then not those of Eq. (6).
+    For `adamw` the pull is decoupled, as its weight decay is: θ ← θ − ηλ∇A, past Adam's scaling. Its resting points
+    are then not those of Eq. (6).
     """
-    for parameter, start in zip(parameters, original, strict=True):
-        drift = parameter - start
-        if method.optimiser == "adamw":
-            parameter.sub_(drift, alpha=method.learning_rate * method.strength)
-        elif parameter.grad is not None:
-            parameter.grad.add_(drift, alpha=method.strength)
+    for anchor, strength in anchors:
+        pulls = anchor.gradient(parameters)
+        with torch.no_grad():
+            for parameter, pull in zip(parameters, pulls, strict=True):
+                if method.optimiser == "adamw":
+                    parameter.sub_(pull, alpha=method.learning_rate * strength)
+                elif parameter.grad is None:  # a weight the forgetting loss does not see
+                    parameter.grad = strength * pull
+                else:
+                    parameter.grad.add_(pull, alpha=strength)
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from famr.data import Data, Images
+from famr.data.images import UNKNOWN
 from famr.errors import RequestError
 
 Kind = Literal["class", "samples", "concept", "style", "images"]
@@ -162,6 +163,21 @@ class Splits:
                         where=id_,
                         fix="Give each image one id, and each set its own images.",
                     )
+
+    def forgotten_classes(self) -> tuple[int, ...]:
+        """The classes that are forgotten whole: in the forget set, and not in the retained one."""
+        forgotten = set(self.forget.targets.tolist()) - {UNKNOWN}
+        if self.retain is not None:
+            forgotten -= set(self.retain.targets.tolist())
+        return tuple(sorted(forgotten))
+
+
+def some_of_each_class(images: Images, count: int, seed: int) -> Images:
+    """Up to `count` images of each class, drawn with `seed`."""
+    shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    targets = images.targets[shuffled]
+    picked = [shuffled[targets == target][:count] for target in sorted(set(targets.tolist()))]
+    return images.take(torch.cat(picked))
 
 
 def split(data: Data, request: Request) -> Splits:

@@ -137,7 +137,7 @@ def fit(
     trained.module.to(place)
     with repeatable(seed):
         history = tuple(_epochs(trained, images, training, precision, seed, place, on_event))
-    trained.module.cpu().eval()
+    trained.module.cpu().eval().zero_grad()
     return Trained(trained, training, seed, history, str(place), precision)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from famr.anchors import Held
+from famr.anchors.choose import anchors_for
 from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches
 from famr.data import Images
 from famr.devices import pick_device, repeatable
 from famr.errors import RequestError
 from famr.evaluation import collect, score
-from famr.forget_loss import ForgetLoss, forget_loss
+from famr.forget_loss import ForgetLoss, Passes, forget_loss
 from famr.method import FAMR
 from famr.models import Classifier
 from famr.objective import drift_bound, l2_penalty
@@ -71,9 +73,10 @@ class Unlearned:
 
     @property
     def drift_bound(self) -> float | None:
-        """The bound on the drift [FAMR, App. Prop. 1]; None where J did not decrease."""
+        """The bound on the drift [FAMR, App. Prop. 1]; None where J did not
+        decrease, or where another metric than ℓ₂ holds the weights."""
         first, last = self.history[0], self.history[-1]
-        if last.loss_total > first.loss_total:
+        if last.loss_total > first.loss_total or self.method.anchor != "l2":
             return None
         return drift_bound(first.loss_forget, last.loss_forget, self.method.strength)
 
@@ -107,6 +110,7 @@ def forget(
     *,
     forget: Iterable[LabelledImages] | None = None,
     style_target: Images | Iterable[LabelledImages] | None = None,
+    anchor_images: Images | Iterable[LabelledImages] | None = None,
     seed: int = 0,
     device: str | None = None,
     track_retain: bool = True,
@@ -116,7 +120,8 @@ def forget(
 
     Give either `splits`, or `forget`: any iterable of (images, labels) as the network takes them; it is read once
     and its batches are kept. `style_target`
-    are images of a neutral style (default: the retained images). `track_retain` measures retained accuracy after
+    are images of a neutral style, `anchor_images` those from which anchors are taken that need some (default for
+    both: the retained images). `track_retain` measures retained accuracy after
     each epoch, which costs a pass over the test images and is not counted in `seconds`.
     """
     method = method or FAMR()
@@ -125,82 +130,83 @@ def forget(
     place = pick_device(device or ("auto" if home.type == "cpu" else str(home)))
     unlearned = original.copy()
     unlearned.module.to(place).eval()
-    sets = _prepare(unlearned, splits, forget, style_target, method, place)
-    with repeatable(seed), forget_loss(unlearned, method, sets.forget, sets.neutral, place) as loss:
-        history = tuple(_run(loss, sets, seed, track_retain, on_event))
-    unlearned.module.to(home)
+    passes = _passes(unlearned, splits, forget, style_target, method, place)
+    with repeatable(seed), forget_loss(unlearned, method, passes, place) as loss:
+        anchors = anchors_for(loss, splits, anchor_images, seed)
+        history = tuple(_run(loss, passes, anchors, seed, track_retain, on_event))
+    unlearned.module.to(home).zero_grad()
     request = Request() if splits is None else splits.request
     return Unlearned(unlearned, original, request, loss.method, seed, history, str(place))
 
 
-@dataclass(frozen=True, eq=False)
-class _Sets:
-    """The passes a run makes over its images."""
-
-    steps: Batches
-    forget: Batches
-    test: Batches | None
-    neutral: Batches | None
-
-
-def _prepare(
+def _passes(
     model: Classifier,
     splits: Splits | None,
     loader: Iterable[LabelledImages] | None,
     style_target: Images | Iterable[LabelledImages] | None,
     method: FAMR,
     device: torch.device,
-) -> _Sets:
-    if (splits is None) == (loader is None):
+) -> Passes:
+    """How the run goes over its images; checks that the request and the method fit together."""
+
+    def passes_over(images: Images | Iterable[LabelledImages] | None, size: int = EVALUATION_BATCH) -> Batches | None:
+        if images is None:
+            return None
+        if isinstance(images, Images):
+            return image_batches(images, model.prepared_by(), size, device)
+        return loader_batches(images, device)
+
+    if loader is not None and splits is None:
+        forget = loader_batches(loader, device)
+        labels = torch.cat([batch.labels for batch in forget(None)])
+        return Passes(forget, forget, None, passes_over(style_target), tuple(sorted(set(labels.tolist()))))
+    if splits is None or loader is not None:
         raise RequestError("Give either `splits` or `forget=`, and not both.", where="famr.forget")
-    if splits is not None and splits.request.kind == "style" and not method.forgets_style:
+    if splits.request.kind == "style" and not method.forgets_style:
         raise RequestError(
             "A style request needs β > 0 and a style layer.",
             where=splits.request.describe(),
             fix="FAMR(beta=None, style_layer=…), or --style-layer on the command line.",
         )
-    neutral, test = style_target, None
-    if loader is not None:
-        steps = forget = loader_batches(loader, device)
-    else:
-        assert splits is not None
-        steps = image_batches(splits.forget, model.prepared_by(), method.batch_size, device)
-        forget = image_batches(splits.forget, model.prepared_by(), EVALUATION_BATCH, device)
-        if splits.test is not None:
-            test = image_batches(splits.test, model.prepared_by(), EVALUATION_BATCH, device)
-        neutral = splits.retain if neutral is None else neutral
-    if isinstance(neutral, Images):
-        return _Sets(steps, forget, test, image_batches(neutral, model.prepared_by(), EVALUATION_BATCH, device))
-    return _Sets(steps, forget, test, None if neutral is None else loader_batches(neutral, device))
+    neutral = splits.retain if style_target is None else style_target
+    return Passes(
+        steps=image_batches(splits.forget, model.prepared_by(), method.batch_size, device),
+        forget=image_batches(splits.forget, model.prepared_by(), EVALUATION_BATCH, device),
+        held_out=passes_over(splits.test),
+        neutral=passes_over(neutral),
+        forgotten=splits.forgotten_classes(),
+    )
 
 
 def _run(
     loss: ForgetLoss,
-    sets: _Sets,
+    passes: Passes,
+    anchors: Sequence[Held],
     seed: int,
     track_retain: bool,
     on_event: Callable[[Event], None] | None,
 ) -> Iterator[HistoryRow]:
     """Alternate between an epoch of Alg. 1 and a look at where it got to."""
     module = loss.model.module
-    start = [parameter.detach().clone() for parameter in trainable(module)]  # θ₀
-    original, *_ = loss.measure(sets.forget(None))
+    parameters = trainable(module)
+    start = [parameter.detach().clone() for parameter in parameters]  # θ₀
+    original, *_ = loss.measure(passes.forget(None))
 
     def look(epoch: Epoch) -> HistoryRow:
-        answers, kl, style = loss.measure(sets.forget(None))
+        answers, kl, style = loss.measure(passes.forget(None))
         test = None
-        if sets.test is not None and track_retain:
-            test = collect(loss.model, sets.test(None), loss.device, loss.method.precision)
+        if passes.held_out is not None and track_retain:
+            test = collect(loss.model, passes.held_out(None), loss.device, loss.method.precision)
         found = score(answers, original, test, None)
-        penalty = float(l2_penalty(trainable(module), start))
-        forget_loss, anchor_loss = float(loss.combined(kl, style)), loss.method.strength * penalty
+        forget_loss = float(loss.combined(kl, style))
+        anchor_loss = sum(strength * float(anchor.penalty(parameters)) for anchor, strength in anchors)
         row = HistoryRow(
             epoch=epoch.epoch,
             step=epoch.steps,
             loss_forget=forget_loss,
             loss_anchor=anchor_loss,
             loss_total=forget_loss + anchor_loss,
-            drift=(2 * penalty) ** 0.5,
+            drift=float(2 * l2_penalty(parameters, start)) ** 0.5,
             retain_accuracy=found.retain_accuracy,
             forget_accuracy=found.forget_accuracy,
             forget_cross_entropy=found.forget_cross_entropy,
@@ -214,7 +220,7 @@ def _run(
         return row
 
     yield look(Epoch(epoch=0, steps=0, seconds=0.0))
-    for epoch in minimise(module, start, loss, sets.steps, loss.method, seed, on_event):
+    for epoch in minimise(module, anchors, loss, passes.steps, loss.method, seed, on_event):
         yield look(epoch)
 
 

@@ -144,7 +144,13 @@ def forget(
     style_channels_last: Annotated[
         bool, typer.Option("--style-channels-last", help="The layer returns height × width × channels.")
     ] = False,
+    target: Annotated[str, typer.Option(help="uniform, masked, reference or tempered.")] = "uniform",
+    temperature: Annotated[float | None, typer.Option(help="τ of the target; default: as on held-out images.")] = None,
+    anchor: Annotated[str, typer.Option(help="How distance to the original is measured: l2 or fisher.")] = "l2",
     strength: Annotated[float, typer.Option(help="λ: how firmly the anchor holds.")] = 0.1,
+    fisher_images: Annotated[int, typer.Option(help="Retained images to take the Fisher information from.")] = 1000,
+    function_strength: Annotated[float, typer.Option(help="λ of an anchor on a few retained answers.")] = 0.0,
+    function_images: Annotated[int, typer.Option(help="Retained images a class for that anchor.")] = 20,
     learning_rate: Annotated[float, typer.Option(help="η of Alg. 1.")] = 1e-4,
     epochs: Annotated[int, typer.Option(help="Passes over the forget set.")] = 10,
     batch_size: Annotated[int, typer.Option(help="Images a step.")] = 64,
@@ -175,7 +181,13 @@ def forget(
         raise RequestError("Give either --data or --forget-data.", fix="--data digits --class 3")
     method = FAMR.from_json(
         {
+            "target": target,
+            "temperature": temperature,
+            "anchor": anchor,
             "strength": strength,
+            "fisher_images": fisher_images,
+            "function_strength": function_strength,
+            "function_images": function_images,
             "learning_rate": learning_rate,
             "epochs": epochs,
             "batch_size": batch_size,

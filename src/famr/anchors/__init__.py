@@ -1,0 +1,36 @@
+"""What holds the model in place while it forgets: A(θ, θ₀) in J(θ) = L_forget(θ) + Σ λ·A(θ, θ₀).
+
+An anchor gives its penalty and its gradient in θ, as tensors, without leaving a graph behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from famr.anchors.fisher import FisherAnchor
+from famr.anchors.function import FunctionAnchor
+from famr.anchors.l2 import L2Anchor
+
+__all__ = ["Anchor", "FisherAnchor", "FunctionAnchor", "Held", "L2Anchor"]
+
+
+class Anchor(Protocol):
+    """A(θ, θ₀): zero at θ₀, nowhere negative."""
+
+    def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """A(θ, θ₀) over everything the anchor knows."""
+        ...
+
+    def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
+        """∇A(θ, θ₀), or an unbiased estimate of it; one tensor a parameter."""
+        ...
+
+
+class Held(NamedTuple):
+    """An anchor and its strength λ."""
+
+    anchor: Anchor
+    strength: float

@@ -1,0 +1,59 @@
+"""The anchors that a method asks for, taken from retained images or from those given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from famr.anchors import FisherAnchor, FunctionAnchor, Held, L2Anchor
+from famr.anchors.fisher import fisher_diagonal
+from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, order
+from famr.data import Images
+from famr.errors import RequestError
+from famr.forget_loss import ForgetLoss
+from famr.models.classifier import logits_of
+from famr.optimise import trainable
+from famr.request import Splits, some_of_each_class
+
+
+def anchors_for(
+    loss: ForgetLoss, splits: Splits | None, given: Images | Iterable[LabelledImages] | None, seed: int
+) -> list[Held]:
+    """One anchor for the weights, ℓ₂ or Fisher, and one for the answers where its strength is not zero."""
+    method = loss.method
+    source = given if given is not None or splits is None else splits.retain
+    start = [parameter.detach().clone() for parameter in trainable(loss.model.module)]  # θ₀
+    if method.anchor == "fisher":
+        images = _required(source, "fisher")
+        if isinstance(images, Images):
+            images = images.take(order(len(images), seed)[: method.fisher_images])
+        batches = _passes(loss, images, EVALUATION_BATCH)
+        generator = torch.Generator().manual_seed(seed)
+        diagonal = fisher_diagonal(loss.model.module, logits_of, batches(None), generator)
+        held = [Held(FisherAnchor(start, diagonal), method.strength)]
+    else:
+        held = [Held(L2Anchor(start), method.strength)]
+    if method.function_strength > 0:
+        images = _required(source, "function")
+        if isinstance(images, Images):
+            images = some_of_each_class(images, method.function_images, seed)
+        batches = _passes(loss, images, method.batch_size)
+        held.append(Held(FunctionAnchor(loss.logits, batches, seed), method.function_strength))
+    return held
+
+
+def _passes(loss: ForgetLoss, images: Images | Iterable[LabelledImages], size: int) -> Batches:
+    if isinstance(images, Images):
+        return image_batches(images, loss.model.prepared_by(), size, loss.device)
+    return loader_batches(images, loss.device)
+
+
+def _required(source: Images | Iterable[LabelledImages] | None, anchor: str) -> Images | Iterable[LabelledImages]:
+    if source is None:
+        raise RequestError(
+            f"The {anchor} anchor needs retained images, or others like them.",
+            where="anchor",
+            fix="Give the whole data, pass anchor_images=…, or use the l2 anchor.",
+        )
+    return source

@@ -1,0 +1,66 @@
+"""Hold each weight as firmly as the retained answers depend on it: the diagonal of the Fisher information."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from famr.batches import Batch
+
+MICRO_BATCH = 32
+
+
+@dataclass(frozen=True, eq=False)
+class FisherAnchor:
+    """A = ½ Σᵢ Fᵢ(θᵢ − θ₀ᵢ)². Needs retained images once, to take F."""
+
+    original: Sequence[Tensor]
+    fisher: Sequence[Tensor]
+
+    @torch.no_grad()
+    def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """½ Σᵢ Fᵢ(θᵢ − θ₀ᵢ)²."""
+        together = zip(parameters, self.original, self.fisher, strict=True)
+        return 0.5 * torch.stack([(f * (p - p0).square()).sum() for p, p0, f in together]).sum()
+
+    @torch.no_grad()
+    def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
+        """Fᵢ(θᵢ − θ₀ᵢ)."""
+        return [f * (p - p0) for p, p0, f in zip(parameters, self.original, self.fisher, strict=True)]
+
+
+def fisher_diagonal(
+    module: nn.Module,
+    logits: Callable[[object], Tensor],
+    batches: Iterable[Batch],
+    generator: torch.Generator,
+) -> list[Tensor]:
+    """F = E_x E_{y ~ p(·|x)} (∂ log p(y|x)/∂θ)², with labels drawn from the model itself: the true Fisher.
+
+    (With the data's labels it would be the "empirical Fisher", another thing.) `logits` reads them off what the
+    module returned.
+    """
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    state = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+    def log_likelihood(weights: dict[str, Tensor], image: Tensor, uniform: Tensor) -> Tensor:
+        output = torch.func.functional_call(module, {**state, **weights}, (image[None],))
+        log_p = torch.log_softmax(logits(output)[0], dim=-1)
+        drawn = (log_p.detach().exp().cumsum(dim=-1) < uniform).sum().clamp(max=len(log_p) - 1)
+        return log_p.gather(0, drawn[None])[0]
+
+    gradients = torch.func.vmap(torch.func.grad(log_likelihood), in_dims=(None, 0, 0))
+    weights = {name: state[name] for name in names}
+    total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    count = 0
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the kernel that vmap knows
+        for batch in batches:
+            for images in torch.split(batch.images, MICRO_BATCH):
+                uniform = torch.rand(len(images), generator=generator).to(images)
+                for name, gradient in gradients(weights, images, uniform).items():
+                    total[name] += gradient.square().sum(dim=0)
+                count += len(images)
+    return [total[name] / count for name in names]

@@ -1,0 +1,207 @@
+"""Anchors: penalties, gradients, and the Fisher information against slow loops and closed forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import famr
+from famr.anchors import FisherAnchor, FunctionAnchor, L2Anchor
+from famr.anchors.fisher import fisher_diagonal
+from famr.batches import Batch, loader_batches
+from famr.data import Data
+from famr.errors import RequestError
+from famr.metrics.forgetting import kl_divergence
+from famr.models.classifier import logits_of
+from famr.request import some_of_each_class
+
+CPU = torch.device("cpu")
+
+
+def moved(module: nn.Module) -> list[Tensor]:
+    """θ₀; the module itself is pushed away from it."""
+    start = [parameter.detach().clone() for parameter in module.parameters()]
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return start
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 4)).eval()
+
+
+def images(count: int = 5) -> Tensor:
+    return torch.randn(count, 1, 6, 6, generator=torch.Generator().manual_seed(3))
+
+
+def batch(inputs: Tensor) -> Batch:
+    return Batch(inputs, torch.zeros(len(inputs), dtype=torch.long), torch.arange(len(inputs)))
+
+
+def drawn_labels(log_p: Tensor, uniform: Tensor) -> Tensor:
+    """The label at which the running sum of probabilities passes `uniform`."""
+    running = 0.0
+    for label, p in enumerate(log_p.exp().tolist()):
+        running += p
+        if running >= float(uniform):
+            return torch.tensor(label)
+    return torch.tensor(len(log_p) - 1)
+
+
+def slow_fisher(module: nn.Module, inputs: Tensor, seed: int) -> list[Tensor]:
+    """One image, one backward pass, one square at a time, with the same draws."""
+    uniform = torch.rand(len(inputs), generator=torch.Generator().manual_seed(seed))
+    total = [torch.zeros_like(parameter) for parameter in module.parameters()]
+    for image, u in zip(inputs, uniform, strict=True):
+        log_p = torch.log_softmax(module(image[None])[0], dim=-1)
+        gradients = torch.autograd.grad(log_p[drawn_labels(log_p.detach(), u)], list(module.parameters()))
+        total = [t + g.square() for t, g in zip(total, gradients, strict=True)]
+    return [t / len(inputs) for t in total]
+
+
+def test_fisher_agrees_with_a_loop_over_images_of_a_cnn() -> None:
+    module, inputs = network(), images()
+    found = fisher_diagonal(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(9))
+    for ours, theirs in zip(found, slow_fisher(module, inputs, 9), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+def test_fisher_agrees_with_a_loop_over_images_of_a_vit(original: famr.Classifier) -> None:
+    inputs = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    module = original.module
+    found = fisher_diagonal(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(9))
+    for ours, theirs in zip(found, slow_fisher(module, inputs, 9), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-7)
+
+
+def test_fisher_of_a_linear_model_tends_to_its_closed_form() -> None:
+    """∂log p(y)/∂W = (e_y − p)xᵀ, so F_W = E_x diag(p(1 − p)) x²."""
+    module = nn.Linear(3, 4).double()
+    inputs = torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    many = inputs.repeat(4000, 1)
+    weight, bias = fisher_diagonal(module, logits_of, [batch(many)], torch.Generator().manual_seed(0))
+    p = torch.softmax(module(inputs).detach(), dim=-1)
+    spread = p * (1 - p)
+    torch.testing.assert_close(
+        weight, (spread[:, :, None] * inputs.square()[:, None, :]).mean(dim=0), rtol=0.1, atol=0.01
+    )
+    torch.testing.assert_close(bias, spread.mean(dim=0), rtol=0.1, atol=0.01)
+
+
+def test_fisher_leaves_the_network_as_it_was(original: famr.Classifier) -> None:
+    before = original.digest()
+    fisher_diagonal(original.module, logits_of, [batch(torch.randn(2, 3, 16, 16))], torch.Generator())
+    assert original.digest() == before
+    assert all(parameter.grad is None for parameter in original.module.parameters())
+
+
+@pytest.mark.parametrize("kind", ["l2", "fisher"])
+def test_gradient_of_a_weight_anchor_is_the_derivative_of_its_penalty(kind: str) -> None:
+    module = network()
+    start = moved(module)
+    fisher = [torch.rand_like(parameter) for parameter in start]
+    anchor = L2Anchor(start) if kind == "l2" else FisherAnchor(start, fisher)
+    weights = [torch.ones_like(f) if kind == "l2" else f for f in fisher]
+    together = zip(module.parameters(), start, weights, strict=True)
+    penalty = 0.5 * sum((w * (p - p0).square()).sum() for p, p0, w in together)
+    assert isinstance(penalty, Tensor)
+    torch.testing.assert_close(anchor.penalty(list(module.parameters())), penalty.detach())
+    for ours, theirs in zip(
+        anchor.gradient(list(module.parameters())), torch.autograd.grad(penalty, list(module.parameters())), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_function_anchor_is_the_mean_kl_to_the_original_and_zero_at_it() -> None:
+    module, inputs = network(), images(8)
+    anchor = FunctionAnchor(module, loader_batches([(inputs, torch.zeros(8))], CPU), seed=0)
+    parameters = list(module.parameters())
+    assert float(anchor.penalty(parameters)) == pytest.approx(0, abs=1e-6)
+    before = module(inputs).detach()
+    moved(module)
+    expected = kl_divergence(before, module(inputs)).mean()
+    torch.testing.assert_close(anchor.penalty(parameters), expected.detach())
+    for ours, theirs in zip(anchor.gradient(parameters), torch.autograd.grad(expected, parameters), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_function_anchor_goes_round_all_its_images() -> None:
+    module, inputs = network(), images(6)
+    seen: list[float] = []
+
+    def spy(batch_images: Tensor) -> Tensor:
+        seen.extend(batch_images[:, 0, 0, 0].tolist())
+        return module(batch_images)  # type: ignore[no-any-return]
+
+    pairs = [(one[None], torch.zeros(1)) for one in inputs]
+    anchor = FunctionAnchor(spy, loader_batches(pairs, CPU), seed=0)
+    seen.clear()
+    for _ in range(12):
+        anchor.gradient(list(module.parameters()))
+    assert sorted(seen[:6]) == sorted(seen[6:]) == sorted(inputs[:, 0, 0, 0].tolist())
+    assert seen[:6] != seen[6:]
+
+
+SETTINGS = {"optimiser": "adam", "learning_rate": 3e-4, "reduction": "mean", "batch_size": 32, "epochs": 5}
+
+
+def kept(original: famr.Classifier, splits: famr.Splits, **changes: object) -> famr.Unlearned:
+    return famr.forget(original, splits, famr.FAMR.from_json({**SETTINGS, **changes}), device="cpu")
+
+
+def test_holding_a_few_answers_keeps_more_retained_accuracy(
+    original: famr.Classifier, without_three: famr.Splits
+) -> None:
+    free, held = (kept(original, without_three, function_strength=s).history[-1] for s in (0.0, 3.0))
+    assert held.retain_accuracy > free.retain_accuracy + 0.05  # type: ignore[operator]
+    assert held.loss_anchor > 0
+
+
+def test_a_strong_fisher_anchor_keeps_the_original(original: famr.Classifier, without_three: famr.Splits) -> None:
+    weak, strong = (
+        kept(original, without_three, anchor="fisher", fisher_images=100, strength=s).history[-1] for s in (1.0, 1e7)
+    )
+    assert strong.forget_kl < weak.forget_kl
+    assert strong.retain_accuracy > weak.retain_accuracy  # type: ignore[operator]
+
+
+def test_the_bound_of_proposition_1_is_withheld_for_another_metric(
+    original: famr.Classifier, without_three: famr.Splits
+) -> None:
+    assert kept(original, without_three, anchor="fisher", fisher_images=20, epochs=1).drift_bound is None
+    assert kept(original, without_three, function_strength=1.0, epochs=1).drift_bound is not None
+
+
+def test_the_same_seed_draws_the_same_anchor(original: famr.Classifier, without_three: famr.Splits) -> None:
+    options = {"anchor": "fisher", "fisher_images": 20, "function_strength": 1.0, "epochs": 1}
+    first, again = (kept(original, without_three, **options).model.digest() for _ in range(2))
+    assert first == again
+
+
+@pytest.mark.parametrize("options", [{"anchor": "fisher"}, {"function_strength": 1.0}])
+def test_an_anchor_without_its_images_is_refused(
+    original: famr.Classifier, digits: Data, options: dict[str, object]
+) -> None:
+    alone = famr.forget_only(digits.train.where(digits.train.targets == 3))
+    with pytest.raises(RequestError, match="needs retained images"):
+        kept(original, alone, **options)
+
+
+def test_other_images_can_stand_in_for_retained_ones(original: famr.Classifier, digits: Data) -> None:
+    alone = famr.forget_only(digits.train.where(digits.train.targets == 3))
+    method = famr.FAMR.from_json({**SETTINGS, "function_strength": 1.0, "epochs": 1})
+    proxy = digits.train.where(digits.train.targets != 3)
+    result = famr.forget(original, alone, method, anchor_images=proxy, device="cpu")
+    assert result.history[-1].loss_anchor > 0
+
+
+def test_some_of_each_class_are_drawn_without_repetition(digits: Data) -> None:
+    some = some_of_each_class(digits.train, 7, seed=0)
+    assert torch.bincount(some.targets).tolist() == [7] * 10
+    assert len(set(some.ids)) == 70
+    assert some.ids != some_of_each_class(digits.train, 7, seed=1).ids
