@@ -14,7 +14,7 @@ import torch
 import famr
 from famr.data.dataset import Data
 from famr.devices import pick_device
-from famr.evaluation import accuracy_on
+from famr.evaluation import accuracy_on, answers_to, compare_answers
 from famr.runs import environment
 from famr.train import Trained
 
@@ -80,29 +80,39 @@ def train_original(
     return model
 
 
-def forget_cell(
-    original: famr.Classifier, retrained: Trained, splits: famr.Splits, method: famr.FAMR, seed: int, track: bool = True
-) -> dict[str, Any]:
-    """Forget and compare with the original and the retrained model: the cell as plain values."""
-    result = famr.forget(original, splits, method, seed=seed, track_retain=track)
-    scores = famr.evaluate(result, splits, retrained.model)
-    kept, found = scores.unlearned, scores.retrained
-    assert found is not None
-    log(
-        f"{splits.request.describe()}, seed {seed}: unlearned Ret {kept.retain_accuracy} For {kept.forget_accuracy} "
-        f"CE {kept.forget_cross_entropy} Ent {kept.forget_entropy:.3f} KL {kept.forget_kl} in {result.seconds:.2f} s; "
-        f"retrained Ret {found.retain_accuracy} For {found.forget_accuracy} in {retrained.seconds:.1f} s"
-    )
-    return {
-        "request": splits.request.to_json(),
-        "seed": seed,
-        **scores.to_json(),
-        "seconds": {"unlearned": result.seconds, "retrained": retrained.seconds},
-        "method": result.method.to_json(),
-        "drift": result.drift,
-        "drift_bound": result.drift_bound,
-        "history": [asdict(row) for row in result.history],
-    }
+class Case:
+    """A request with its original and its retrained model, whose answers are taken once for every method."""
+
+    def __init__(self, original: famr.Classifier, retrained: Trained, splits: famr.Splits) -> None:
+        self.device = pick_device("auto")
+        self.original, self.retrained, self.splits = original, retrained, splits
+        self.said = [answers_to(splits, model, self.device) for model in (original, retrained.model)]
+
+    def forget(self, name: str, method: famr.FAMR, seed: int, track: bool = True) -> dict[str, Any]:
+        """Forget with a method and compare: the cell as plain values."""
+        result = famr.forget(self.original, self.splits, method, seed=seed, track_retain=track)
+        unlearned = answers_to(self.splits, result.model, self.device)
+        scores = compare_answers(self.said[0], unlearned, self.said[1], self.splits)
+        kept, found = scores.unlearned, scores.retrained
+        assert found is not None
+        assert scores.gap is not None
+        percent = [100 * (value or 0) for value in (kept.retain_accuracy, found.retain_accuracy, kept.forget_accuracy)]
+        log(
+            f"{name:24s} {self.splits.request.describe()}, seed {seed}: Ret {percent[0]:.2f} of {percent[1]:.2f}, "
+            f"For {percent[2]:.2f}, held-out {kept.forget_test_accuracy}, Ent {kept.forget_entropy:.2f}, "
+            f"JS {scores.gap['forget_js_divergence']:.3f}, {result.seconds:.2f} of {self.retrained.seconds:.1f} s"
+        )
+        return {
+            "name": name,
+            "request": self.splits.request.to_json(),
+            "seed": seed,
+            **scores.to_json(),
+            "seconds": {"unlearned": result.seconds, "retrained": self.retrained.seconds},
+            "method": result.method.to_json(),
+            "drift": result.drift,
+            "drift_bound": result.drift_bound,
+            "history": [asdict(row) for row in result.history],
+        }
 
 
 def retrain(

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import famr
-from benchmarks.cells import Results, forget_cell, retrain, train_original, vit_tiny
+from benchmarks.cells import Case, Results, retrain, train_original, vit_tiny
 from benchmarks.paper_cifar100 import TRAINING
 
 
@@ -37,8 +37,8 @@ def main() -> None:
     results = Results(arguments.output, facts)
     original = train_original(start, data, TRAINING, arguments.seed, results, arguments.models)
     splits = famr.split(data, famr.Request(concept=("superclass", arguments.superclass)))
-    retrained = retrain(start, splits, TRAINING, arguments.seed)
-    results.add(forget_cell(original, retrained, splits, method, arguments.seed))
+    case = Case(original, retrain(start, splits, TRAINING, arguments.seed), splits)
+    results.add(case.forget("paper", method, arguments.seed))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import famr
-from benchmarks.cells import Results, drawn_classes, forget_cell, log, retrain, train_original, vit_tiny
+from benchmarks.cells import Case, Results, drawn_classes, log, retrain, train_original, vit_tiny
 
 CLASS_SEED = 2025
 TRAINING = famr.Training(epochs=8, batch_size=512, learning_rate=7e-4, weight_decay=0.05)
@@ -47,8 +47,8 @@ def main() -> None:
         original = train_original(start, data, TRAINING, seed, results, arguments.models)
         for request in missing:
             splits = famr.split(data, request)
-            retrained = retrain(start, splits, TRAINING, seed)
-            results.add(forget_cell(original, retrained, splits, method, seed, track=seed == arguments.seeds[0]))
+            case = Case(original, retrain(start, splits, TRAINING, seed), splits)
+            results.add(case.forget("paper", method, seed, track=seed == arguments.seeds[0]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import famr
-from benchmarks.cells import Results, forget_cell, log, retrain, train_original, vit_tiny
+from benchmarks.cells import Case, Results, log, retrain, train_original, vit_tiny
 
 TRAINING = famr.Training(epochs=8, batch_size=128, learning_rate=2e-4, weight_decay=0.05, compile=False)
 
@@ -39,12 +39,12 @@ def main() -> None:
     results = Results(arguments.output, facts)
     original = train_original(start, data, TRAINING, arguments.seed, results, None)
     splits = famr.split(data, famr.Request(style=("style", arguments.style)))
-    retrained = retrain(start, splits, TRAINING, arguments.seed)
+    case = Case(original, retrain(start, splits, TRAINING, arguments.seed), splits)
     for rate in arguments.learning_rates:
         for alpha in (1.0, 0.0):
             method = replace(paper, learning_rate=rate, alpha=alpha)
             try:
-                results.add(forget_cell(original, retrained, splits, method, arguments.seed))
+                results.add(case.forget(f"style, η {rate:g}, α {alpha:g}", method, arguments.seed))
             except famr.FamrError as error:
                 log(f"learning rate {rate:g}, alpha {alpha:g}: {error}")
                 results.add({"seed": arguments.seed, "method": method.to_json(), "error": error.what})

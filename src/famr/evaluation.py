@@ -40,6 +40,15 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class SplitAnswers:
+    """A model's answers on the sets of a request that are measured."""
+
+    forget: Answers
+    test: Answers | None
+    forget_test: Answers | None
+
+
+@dataclass(frozen=True)
 class ModelScores:
     """One model's five metrics as fractions and nats; None where the images for it were not given."""
 
@@ -90,31 +99,48 @@ def compare(
     precision: Precision = "fp32",
 ) -> Scores:
     """The five metrics of up to three models on the same images."""
-    forgot: dict[str, Answers] = {}
-    scores: dict[str, ModelScores] = {}
-    for name, model in (("original", original), ("unlearned", unlearned), ("retrained", retrained)):
-        if model is None:
-            continue
-        if model.labels != unlearned.labels:
+    for name, model in (("original", original), ("retrained", retrained)):
+        if model is not None and model.labels != unlearned.labels:
             raise CheckpointError(
                 f"The {name} model names other classes than the unlearned one.",
                 where=f"{model.spec}: {len(model.labels or ())} classes",
                 fix="Compare models that were trained on the same classes.",
             )
-        place = pick_device(device or "auto")
-        forgot[name] = answers(model, splits.forget, place, precision)
-        scores[name] = score(
-            forgot[name],
-            forgot.get("original"),
-            _maybe(model, splits.test, place, precision),
-            _maybe(model, splits.forget_test, place, precision),
-        )
+    place = pick_device(device or "auto")
+    return compare_answers(
+        None if original is None else answers_to(splits, original, place, precision),
+        answers_to(splits, unlearned, place, precision),
+        None if retrained is None else answers_to(splits, retrained, place, precision),
+        splits,
+    )
+
+
+def compare_answers(
+    original: SplitAnswers | None, unlearned: SplitAnswers, retrained: SplitAnswers | None, splits: Splits
+) -> Scores:
+    """The five metrics from what up to three models said; |unlearned − retrained| of each, and the JS between them."""
+    said = {"original": original, "unlearned": unlearned, "retrained": retrained}
+    reference = None if original is None else original.forget
+    scores = {
+        name: score(found.forget, reference, found.test, found.forget_test)
+        for name, found in said.items()
+        if found is not None
+    }
     gaps = None
-    if "retrained" in scores:
+    if retrained is not None:
         pairs = {name: gap(*(getattr(scores[m], name) for m in ("unlearned", "retrained"))) for name in COLUMNS}
-        js = js_divergence(forgot["unlearned"].logits, forgot["retrained"].logits).mean()
+        js = js_divergence(unlearned.forget.logits, retrained.forget.logits).mean()
         gaps = {**pairs, "forget_js_divergence": float(js)}
     return Scores(scores.get("original"), scores["unlearned"], scores.get("retrained"), gaps, _reasons(splits, scores))
+
+
+def answers_to(splits: Splits, model: Classifier, device: torch.device, precision: Precision = "fp32") -> SplitAnswers:
+    """What a model says about the forget set and the held-out sets of a request."""
+    return SplitAnswers(
+        forget=answers(model, splits.forget, device, precision),
+        test=None if splits.test is None else answers(model, splits.test, device, precision),
+        forget_test=None if splits.forget_test is None else answers(model, splits.forget_test, device, precision),
+    )
 
 
 def score(forget: Answers, original: Answers | None, test: Answers | None, forget_test: Answers | None) -> ModelScores:
@@ -142,10 +168,6 @@ def _accuracy(found: Answers | None) -> float | None:
 def accuracy_on(model: Classifier, images: Images, device: torch.device) -> float | None:
     """Accuracy on stored images; None where they have no labels."""
     return _accuracy(answers(model, images, device))
-
-
-def _maybe(model: Classifier, images: Images | None, device: torch.device, precision: Precision) -> Answers | None:
-    return None if images is None else answers(model, images, device, precision)
 
 
 def answers(model: Classifier, images: Images, device: torch.device, precision: Precision = "fp32") -> Answers:
