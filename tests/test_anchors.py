@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import famr
-from famr.anchors import FisherAnchor, FunctionAnchor, L2Anchor
+from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
+from famr.anchors.kfac import kfac_factors
 from famr.batches import Batch, loader_batches
 from famr.data import Data
 from famr.errors import RequestError
@@ -147,6 +148,79 @@ def test_function_anchor_goes_round_all_its_images() -> None:
     assert seen[:6] != seen[6:]
 
 
+def test_kfac_of_a_linear_model_and_one_input_is_its_exact_fisher() -> None:
+    """With one input x the Fisher information of W is (diag p − ppᵀ) ⊗ x̃x̃ᵀ, a Kronecker product already."""
+    module = nn.Linear(3, 4).double()
+    one = torch.randn(1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (layer,) = kfac_factors(module, logits_of, [batch(one.repeat(20_000, 1))], torch.Generator().manual_seed(0))
+    p = torch.softmax(module(one).detach(), dim=-1)[0]
+    extended = torch.cat([one[0], torch.ones(1, dtype=torch.float64)])
+    torch.testing.assert_close(layer.A, torch.outer(extended, extended))
+    torch.testing.assert_close(layer.G, torch.diag(p) - torch.outer(p, p), atol=0.01, rtol=0)
+    start = moved(module)
+    anchor = KFACAnchor(start, [layer], [torch.zeros_like(p0) for p0 in start])
+    weight, bias = (p.detach() - p0 for p, p0 in zip(module.parameters(), start, strict=True))
+    change = weight @ one[0] + bias  # what the move does to the logits
+    exact = 0.5 * change @ (torch.diag(p) - torch.outer(p, p)) @ change
+    assert float(anchor.penalty(list(module.parameters()))) == pytest.approx(float(exact), rel=0.05)
+
+
+def test_kfac_holds_a_network_of_linear_layers_alone() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    pairs = [(torch.randn(6, 3, 2, 2), torch.arange(6) % 3)]
+    method = famr.FAMR(anchor="kfac", learning_rate=1e-2, epochs=1)
+    result = famr.forget(module, forget=pairs, anchor_images=pairs, method=method)
+    assert result.history[-1].loss_anchor > 0
+
+
+def test_kfac_factors_of_a_convolution_agree_with_loops_over_places() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1, stride=2), nn.Flatten(), nn.Linear(27, 4, bias=False))
+    inputs = images(5)
+    found = {f.weight: f for f in kfac_factors(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(9))}
+    uniform = torch.rand(5, generator=torch.Generator().manual_seed(9))
+    convolved = module[0](inputs)
+    log_p = torch.log_softmax(module[1:](convolved), dim=-1)
+    drawn = torch.stack([drawn_labels(row, u) for row, u in zip(log_p.detach(), uniform, strict=True)])
+    (gradient,) = torch.autograd.grad(log_p.gather(1, drawn[:, None]).sum(), convolved)
+    padded = nn.functional.pad(inputs, (1, 1, 1, 1))
+    A, G = torch.zeros(10, 10), torch.zeros(3, 3)
+    for image in range(5):
+        for row in range(3):
+            for column in range(3):
+                patch = padded[image, :, 2 * row : 2 * row + 3, 2 * column : 2 * column + 3].flatten()
+                extended = torch.cat([patch, torch.ones(1)])
+                A += torch.outer(extended, extended) / (5 * 9)
+                G += torch.outer(gradient[image, :, row, column], gradient[image, :, row, column]) / 5
+    torch.testing.assert_close(found[0].A, A)
+    torch.testing.assert_close(found[0].G, G)
+    assert found[2].bias is None
+    assert not module[0]._forward_hooks
+
+
+def test_kfac_gradient_is_the_derivative_of_its_penalty_and_costs_nothing_where_no_input_goes() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2)).double()
+    inputs = torch.randn(30, 4, dtype=torch.float64)
+    inputs[:, 3] = 0  # a feature the data never uses
+    layers = kfac_factors(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(0))
+    covered = {place for layer in layers for place in (layer.weight, layer.bias) if place is not None}
+    rest = fisher_diagonal(module, logits_of, [batch(inputs)], torch.Generator(), covered)
+    assert [bool(f.any()) for f in rest] == [False, False, True, True, False, False]
+    start = moved(module)
+    anchor, parameters = KFACAnchor(start, layers, rest), list(module.parameters())
+    for place, pull in enumerate(anchor.gradient(parameters)):
+        flat, step = parameters[place].data.view(-1), 1e-5
+        for entry in range(flat.numel()):
+            flat[entry] += step
+            above = float(anchor.penalty(parameters))
+            flat[entry] -= 2 * step
+            below = float(anchor.penalty(parameters))
+            flat[entry] += step
+            assert float(pull.flatten()[entry]) == pytest.approx((above - below) / (2 * step), abs=1e-6)
+    before = float(anchor.penalty(parameters))
+    parameters[0].data[:, 3] += 100.0
+    assert float(anchor.penalty(parameters)) == pytest.approx(before)
+
+
 SETTINGS = {"optimiser": "adam", "learning_rate": 3e-4, "reduction": "mean", "batch_size": 32, "epochs": 5}
 
 
@@ -162,9 +236,12 @@ def test_holding_a_few_answers_keeps_more_retained_accuracy(
     assert held.loss_anchor > 0
 
 
-def test_a_strong_fisher_anchor_keeps_the_original(original: famr.Classifier, without_three: famr.Splits) -> None:
+@pytest.mark.parametrize("metric", ["fisher", "kfac"])
+def test_a_strong_fisher_anchor_keeps_the_original(
+    original: famr.Classifier, without_three: famr.Splits, metric: str
+) -> None:
     weak, strong = (
-        kept(original, without_three, anchor="fisher", fisher_images=100, strength=s).history[-1] for s in (1.0, 1e7)
+        kept(original, without_three, anchor=metric, fisher_images=100, strength=s).history[-1] for s in (1.0, 1e6)
     )
     assert strong.forget_kl < weak.forget_kl
     assert strong.retain_accuracy > weak.retain_accuracy  # type: ignore[operator]
@@ -183,7 +260,7 @@ def test_the_same_seed_draws_the_same_anchor(original: famr.Classifier, without_
     assert first == again
 
 
-@pytest.mark.parametrize("options", [{"anchor": "fisher"}, {"function_strength": 1.0}])
+@pytest.mark.parametrize("options", [{"anchor": "fisher"}, {"anchor": "kfac"}, {"function_strength": 1.0}])
 def test_an_anchor_without_its_images_is_refused(
     original: famr.Classifier, digits: Data, options: dict[str, object]
 ) -> None:

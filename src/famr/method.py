@@ -12,7 +12,7 @@ from famr.objective import Reduction
 from famr.targets import Target
 
 Optimiser = Literal["sgd", "adam", "adamw"]
-Metric = Literal["l2", "fisher"]
+Metric = Literal["l2", "fisher", "kfac"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class FAMR:
     temperature: float | None = None
     """τ of the masked and the tempered target. None: so that it is as unsure as the original on held-out images."""
     anchor: Metric = "l2"
-    """How distance to the original weights is measured: `l2` as the paper, or weighed by the `fisher` information."""
+    """How distance to the original weights is measured: `l2` (the paper), or by the Fisher information of retained
+    images, its diagonal (`fisher`) or layer by layer (`kfac`)."""
     strength: float = 0.1
     """λ of Eq. (1) (the experiments call it ρ): how firmly the anchor holds. Larger keeps more, forgets less."""
     fisher_images: int = 1000
@@ -74,7 +75,7 @@ class FAMR:
     def __post_init__(self) -> None:
         self._require(self.target in get_args(Target), "target", "uniform, masked, reference or tempered")
         self._require(self.temperature is None or self.temperature > 0, "temperature", "above 0, or None")
-        self._require(self.anchor in get_args(Metric), "anchor", "l2 or fisher")
+        self._require(self.anchor in get_args(Metric), "anchor", "l2, fisher or kfac")
         self._require(self.strength >= 0, "strength", "at least 0")
         self._require(self.fisher_images >= 1, "fisher_images", "at least 1")
         self._require(self.function_strength >= 0, "function_strength", "at least 0")

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from famr.anchors.fisher import FisherAnchor
 from famr.anchors.function import FunctionAnchor
+from famr.anchors.kfac import KFACAnchor
 from famr.anchors.l2 import L2Anchor
 
-__all__ = ["Anchor", "FisherAnchor", "FunctionAnchor", "Held", "L2Anchor"]
+__all__ = ["Anchor", "FisherAnchor", "FunctionAnchor", "Held", "KFACAnchor", "L2Anchor"]
 
 
 class Anchor(Protocol):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
-from famr.anchors import FisherAnchor, FunctionAnchor, Held, L2Anchor
+from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
+from famr.anchors.kfac import kfac_factors
 from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, order
 from famr.data import Images
 from famr.errors import RequestError
@@ -20,20 +22,17 @@ from famr.request import Splits, some_of_each_class
 def anchors_for(
     loss: ForgetLoss, splits: Splits | None, given: Images | Iterable[LabelledImages] | None, seed: int
 ) -> list[Held]:
-    """One anchor for the weights, ℓ₂ or Fisher, and one for the answers where its strength is not zero."""
+    """One anchor for the weights, ℓ₂, Fisher or K-FAC, and one for the answers where its strength is not zero."""
     method = loss.method
     source = given if given is not None or splits is None else splits.retain
     start = [parameter.detach().clone() for parameter in trainable(loss.model.module)]  # θ₀
-    if method.anchor == "fisher":
-        images = _required(source, "fisher")
+    held = [Held(L2Anchor(start), method.strength)]
+    if method.anchor != "l2":
+        images = _required(source, method.anchor)
         if isinstance(images, Images):
             images = images.take(order(len(images), seed)[: method.fisher_images])
         batches = _passes(loss, images, EVALUATION_BATCH)
-        generator = torch.Generator().manual_seed(seed)
-        diagonal = fisher_diagonal(loss.model.module, logits_of, batches(None), generator)
-        held = [Held(FisherAnchor(start, diagonal), method.strength)]
-    else:
-        held = [Held(L2Anchor(start), method.strength)]
+        held = [Held(_fisher_anchor(loss, start, batches, seed), method.strength)]
     if method.function_strength > 0:
         images = _required(source, "function")
         if isinstance(images, Images):
@@ -41,6 +40,16 @@ def anchors_for(
         batches = _passes(loss, images, method.batch_size)
         held.append(Held(FunctionAnchor(loss.logits, batches, seed), method.function_strength))
     return held
+
+
+def _fisher_anchor(loss: ForgetLoss, start: list[Tensor], batches: Batches, seed: int) -> FisherAnchor | KFACAnchor:
+    """The Fisher information of the original on these images: its diagonal, or a Kronecker product a layer."""
+    module, draws = loss.model.module, torch.Generator().manual_seed(seed)
+    if loss.method.anchor == "fisher":
+        return FisherAnchor(start, fisher_diagonal(module, logits_of, batches(None), draws))
+    layers = kfac_factors(module, logits_of, batches(None), draws)
+    covered = {place for layer in layers for place in (layer.weight, layer.bias) if place is not None}
+    return KFACAnchor(start, layers, fisher_diagonal(module, logits_of, batches(None), draws, covered))
 
 
 def _passes(loss: ForgetLoss, images: Images | Iterable[LabelledImages], size: int) -> Batches:

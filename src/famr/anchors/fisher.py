@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,30 +32,43 @@ class FisherAnchor:
         return [f * (p - p0) for p, p0, f in zip(parameters, self.original, self.fisher, strict=True)]
 
 
+def draw_labels(log_p: Tensor, uniform: Tensor) -> Tensor:
+    """A label for each answer: the class at which the running sum of probabilities passes `uniform`.
+
+    >>> draw_labels(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([0.6]))
+    tensor([1])
+    """
+    passed = log_p.exp().cumsum(dim=-1) < uniform[..., None]
+    return passed.sum(dim=-1).clamp(max=log_p.shape[-1] - 1)
+
+
 def fisher_diagonal(
     module: nn.Module,
     logits: Callable[[object], Tensor],
     batches: Iterable[Batch],
     generator: torch.Generator,
+    covered: Container[int] = (),
 ) -> list[Tensor]:
     """F = E_x E_{y ~ p(·|x)} (∂ log p(y|x)/∂θ)², with labels drawn from the model itself: the true Fisher.
 
     (With the data's labels it would be the "empirical Fisher", another thing.) `logits` reads them off what the
-    module returned.
+    module returned; parameters at the places `covered` are left out, with zeros in their stead.
     """
-    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    every = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    names = [name for place, name in enumerate(every) if place not in covered]
     state = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
     def log_likelihood(weights: dict[str, Tensor], image: Tensor, uniform: Tensor) -> Tensor:
         output = torch.func.functional_call(module, {**state, **weights}, (image[None],))
         log_p = torch.log_softmax(logits(output)[0], dim=-1)
-        drawn = (log_p.detach().exp().cumsum(dim=-1) < uniform).sum().clamp(max=len(log_p) - 1)
-        return log_p.gather(0, drawn[None])[0]
+        return log_p.gather(0, draw_labels(log_p.detach(), uniform)[None])[0]
 
     gradients = torch.func.vmap(torch.func.grad(log_likelihood), in_dims=(None, 0, 0))
     weights = {name: state[name] for name in names}
-    total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    total = {name: torch.zeros_like(state[name]) for name in every}
     count = 0
+    if not names:
+        return [total[name] for name in every]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the kernel that vmap knows
         for batch in batches:
             for images in torch.split(batch.images, MICRO_BATCH):
@@ -63,4 +76,4 @@ def fisher_diagonal(
                 for name, gradient in gradients(weights, images, uniform).items():
                     total[name] += gradient.square().sum(dim=0)
                 count += len(images)
-    return [total[name] / count for name in names]
+    return [total[name] / max(1, count) for name in every]

@@ -146,7 +146,7 @@ def forget(
     ] = False,
     target: Annotated[str, typer.Option(help="uniform, masked, reference or tempered.")] = "uniform",
     temperature: Annotated[float | None, typer.Option(help="τ of the target; default: as on held-out images.")] = None,
-    anchor: Annotated[str, typer.Option(help="How distance to the original is measured: l2 or fisher.")] = "l2",
+    anchor: Annotated[str, typer.Option(help="How distance to the original is measured: l2, fisher or kfac.")] = "l2",
     strength: Annotated[float, typer.Option(help="λ: how firmly the anchor holds.")] = 0.1,
     fisher_images: Annotated[int, typer.Option(help="Retained images to take the Fisher information from.")] = 1000,
     function_strength: Annotated[float, typer.Option(help="λ of an anchor on a few retained answers.")] = 0.0,

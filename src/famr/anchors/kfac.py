@@ -1,0 +1,126 @@
+"""Hold each layer in its own metric: the Fisher information of a layer as a Kronecker product, A ⊗ G.
+
+For a layer s = W ã (ã its input with a 1 for the bias) the Fisher information of W is about E[ã ãᵀ] ⊗ E[g gᵀ], with
+g the gradient in s of log p(y|x), y drawn from the model [K-FAC]. A layer that is used at T places (tokens, pixels)
+counts T times, places taken as independent. Unlike the diagonal this sees directions: a change of W that the retained
+inputs do not excite costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from famr.anchors.fisher import draw_labels
+from famr.batches import Batch
+
+MICRO_BATCH = 64
+
+
+class Factors(NamedTuple):
+    """The metric of one layer, and where its weight and bias stand among the parameters."""
+
+    weight: int
+    bias: int | None
+    A: Tensor  # (inputs [+ 1], inputs [+ 1])
+    G: Tensor  # (outputs, outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class KFACAnchor:
+    """A = ½ Σ_layers tr(ΔWᵀ G ΔW A) + ½ Σ_rest Fᵢ Δᵢ². Needs retained images once, to take the factors."""
+
+    original: Sequence[Tensor]
+    layers: Sequence[Factors]
+    rest: Sequence[Tensor]
+    """Diagonal Fisher information of the parameters no layer covers; zero for the others."""
+
+    @torch.no_grad()
+    def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Half the squared length of Δ in this metric."""
+        pulls = self.gradient(parameters)
+        together = zip(parameters, self.original, pulls, strict=True)
+        return 0.5 * torch.stack([((p - p0) * pull).sum() for p, p0, pull in together]).sum()
+
+    @torch.no_grad()
+    def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
+        """G ΔW A for each layer, F ⊙ Δ for the rest."""
+        moved = [p - p0 for p, p0 in zip(parameters, self.original, strict=True)]
+        pulls = [f * delta for f, delta in zip(self.rest, moved, strict=True)]
+        for layer in self.layers:
+            weight = moved[layer.weight]
+            delta = weight.flatten(1)  # (outputs, inputs)
+            if layer.bias is not None:
+                delta = torch.cat([delta, moved[layer.bias][:, None]], dim=1)
+            pull = layer.G @ delta @ layer.A
+            if layer.bias is not None:
+                pulls[layer.bias] = pull[:, -1]
+                pull = pull[:, :-1]
+            pulls[layer.weight] = pull.reshape(weight.shape)
+        return pulls
+
+
+def kfac_factors(
+    module: nn.Module, logits: Callable[[object], Tensor], batches: Iterable[Batch], generator: torch.Generator
+) -> list[Factors]:
+    """A and G of every linear and convolutional layer that was used, from the network's own draws of labels."""
+    index = {id(p): place for place, p in enumerate(p for p in module.parameters() if p.requires_grad)}
+    layers = [
+        layer
+        for layer in module.modules()
+        if _is_covered(layer) and id(layer.weight) in index and (layer.bias is None or id(layer.bias) in index)
+    ]
+    totals: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    used: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+
+    def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        used.setdefault(layer, []).append((inputs[0].detach(), output))
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    count = 0
+    try:
+        for batch in batches:
+            for images in torch.split(batch.images, MICRO_BATCH):
+                used.clear()
+                log_p = torch.log_softmax(logits(module(images)), dim=-1)
+                uniform = torch.rand(len(images), generator=generator).to(log_p)
+                likelihood = log_p.gather(-1, draw_labels(log_p.detach(), uniform)[:, None]).sum()
+                calls = [(layer, call) for layer, found in used.items() for call in found]
+                gradients = torch.autograd.grad(likelihood, [output for _, (_, output) in calls])
+                for (layer, (inputs, _)), gradient in zip(calls, gradients, strict=True):
+                    a, g = _rows(layer, inputs, gradient)  # (rows, inputs [+ 1]), (rows, outputs)
+                    per_image = len(a) / len(images)
+                    A, G = totals.get(layer, (0.0, 0.0))
+                    totals[layer] = (A + a.T @ a / per_image, G + g.T @ g)
+                count += len(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [
+        Factors(index[id(layer.weight)], None if layer.bias is None else index[id(layer.bias)], A / count, G / count)
+        for layer, (A, G) in totals.items()
+    ]
+
+
+def _is_covered(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return isinstance(layer, nn.Linear)
+
+
+def _rows(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """A layer's inputs and the gradients of its outputs, one row a place where it is used."""
+    if isinstance(layer, nn.Conv2d):
+        padding = (int(layer.padding[0]), int(layer.padding[1]))
+        patches = F.unfold(inputs, layer.kernel_size, layer.dilation, padding, layer.stride)  # (batch, inputs, places)
+        rows, gradients = patches.mT.flatten(0, 1), gradient.flatten(2).mT.flatten(0, 1)
+    else:
+        rows, gradients = inputs.flatten(0, -2), gradient.flatten(0, -2)
+    if layer.bias is not None:
+        rows = torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)
+    return rows, gradients
