@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 # One thread a process, here and in every process the tests start: the networks are tiny, waiting for each other is not.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -13,6 +16,7 @@ import torch
 
 import famr
 from famr.augmentation import Augmentation
+from famr.cli.main import main
 from famr.data import Data
 from famr.train import Trained
 
@@ -58,3 +62,24 @@ def linear() -> tuple[torch.nn.Module, torch.Tensor]:
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return module, torch.randn(12, 5, generator=generator, dtype=torch.float64)
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Call `famr` as the shell would, in this process."""
+
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["famr", *(str(argument) for argument in arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        captured = capsys.readouterr()
+        code = stopped.value.code
+        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return call

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,31 +15,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import famr
-from famr.cli.main import main
+from conftest import Outcome
 from famr.data import Data
 from famr.digests import folder_digests
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Call `famr` as the shell would, in this process."""
-
-    def call(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["famr", *(str(argument) for argument in arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        captured = capsys.readouterr()
-        code = stopped.value.code
-        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
-
-    return call
-
 
 QUICK = ("--epochs", 2, "--device", "cpu", "--quiet")
 

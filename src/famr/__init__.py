@@ -20,12 +20,13 @@ from famr._version import __version__
 if TYPE_CHECKING:
     from famr.data import open_data
     from famr.errors import FamrError
-    from famr.evaluation import Scores, compare, evaluate
+    from famr.evaluation import compare, evaluate
     from famr.labels import match_labels
     from famr.method import FAMR
     from famr.models import Classifier, load_model, new_model
     from famr.preprocessing import Preprocessing
     from famr.request import Request, Splits, forget_only, split
+    from famr.sketch import Sketch, take_sketch
     from famr.train import Training, fit
     from famr.unlearning import Unlearned, forget
 
@@ -35,7 +36,7 @@ _HOME = {
     "FamrError": "errors",
     "Preprocessing": "preprocessing",
     "Request": "request",
-    "Scores": "evaluation",
+    "Sketch": "sketch",
     "Splits": "request",
     "Training": "train",
     "Unlearned": "unlearning",
@@ -49,6 +50,7 @@ _HOME = {
     "new_model": "models",
     "open_data": "data",
     "split": "request",
+    "take_sketch": "sketch",
 }
 
 __all__ = [
@@ -57,7 +59,7 @@ __all__ = [
     "FamrError",
     "Preprocessing",
     "Request",
-    "Scores",
+    "Sketch",
     "Splits",
     "Training",
     "Unlearned",
@@ -72,6 +74,7 @@ __all__ = [
     "new_model",
     "open_data",
     "split",
+    "take_sketch",
 ]
 
 

@@ -75,6 +75,8 @@ class Passes:
     neutral: Batches | None
     forgotten: tuple[int, ...]
     """The classes that the request forgets whole."""
+    held_out_entropy: float | None = None
+    """How unsure the original is of held-out images, where a sketch remembers it."""
 
 
 @contextmanager
@@ -133,13 +135,14 @@ def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.devic
         logits = without(logits, torch.tensor(passes.forgotten))
     temperature = method.temperature
     if temperature is None:
-        if held_out is None:
+        usual = passes.held_out_entropy if held_out is None else float(entropy(held_out.logits).mean())
+        if usual is None:
             raise RequestError(
-                "Without held-out images the temperature of the target cannot be chosen.",
+                "Without held-out images or a sketch the temperature of the target cannot be chosen.",
                 where="temperature",
                 fix="Give one, e.g. 0.5.",
             )
-        temperature = matching_temperature(logits, float(entropy(held_out.logits).mean()))
+        temperature = matching_temperature(logits, usual)
     return replace(method, temperature=temperature), tempered_target(logits, temperature)
 
 

@@ -77,6 +77,23 @@ def staged(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A temporary file beside `target` that becomes `target` when the block ends well, and vanishes otherwise."""
+    staging = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield staging
+        with staging.open("rb") as file:
+            os.fsync(file.fileno())
+        staging.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise _storage_error(error, target) from error
+    finally:
+        staging.unlink(missing_ok=True)
+
+
 def _storage_error(error: OSError, target: Path) -> StorageError:
     return StorageError(
         f"The output could not be written: {error.strerror or error}.",

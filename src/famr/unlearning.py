@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from famr.models import Classifier
 from famr.objective import drift_bound, l2_penalty
 from famr.optimise import Epoch, Step, minimise, trainable
 from famr.request import Request, Splits
+from famr.sketch import Sketch
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def forget(
     forget: Iterable[LabelledImages] | None = None,
     style_target: Images | Iterable[LabelledImages] | None = None,
     anchor_images: Images | Iterable[LabelledImages] | None = None,
+    sketch: Sketch | None = None,
     seed: int = 0,
     device: str | None = None,
     track_retain: bool = True,
@@ -121,7 +123,8 @@ def forget(
     Give either `splits`, or `forget`: any iterable of (images, labels) as the network takes them; it is read once
     and its batches are kept. `style_target`
     are images of a neutral style, `anchor_images` those from which anchors are taken that need some (default for
-    both: the retained images). `track_retain` measures retained accuracy after
+    both: the retained images). `sketch` gives what anchors and
+    targets need of the training data, taken earlier. `track_retain` measures retained accuracy after
     each epoch, which costs a pass over the test images and is not counted in `seconds`.
     """
     method = method or FAMR()
@@ -131,8 +134,11 @@ def forget(
     unlearned = original.copy()
     unlearned.module.to(place).eval()
     passes = _passes(unlearned, splits, forget, style_target, method, place)
+    if sketch is not None:
+        sketch.check(original)
+        passes = replace(passes, held_out_entropy=sketch.held_out_entropy)
     with repeatable(seed), forget_loss(unlearned, method, passes, place) as loss:
-        anchors = anchors_for(loss, splits, anchor_images, seed)
+        anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
         history = tuple(_run(loss, passes, anchors, seed, track_retain, on_event))
     unlearned.module.to(home).zero_grad()
     request = Request() if splits is None else splits.request

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
-from famr.anchors.kfac import kfac_factors
+from famr.anchors.kfac import Factors, kfac_factors
 from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, order
 from famr.data import Images
 from famr.errors import RequestError
@@ -17,17 +17,24 @@ from famr.forget_loss import ForgetLoss
 from famr.models.classifier import logits_of
 from famr.optimise import trainable
 from famr.request import Splits, some_of_each_class
+from famr.sketch import Sketch
 
 
 def anchors_for(
-    loss: ForgetLoss, splits: Splits | None, given: Images | Iterable[LabelledImages] | None, seed: int
+    loss: ForgetLoss,
+    splits: Splits | None,
+    given: Images | Iterable[LabelledImages] | None,
+    sketch: Sketch | None,
+    seed: int,
 ) -> list[Held]:
     """One anchor for the weights, ℓ₂, Fisher or K-FAC, and one for the answers where its strength is not zero."""
     method = loss.method
     source = given if given is not None or splits is None else splits.retain
     start = [parameter.detach().clone() for parameter in trainable(loss.model.module)]  # θ₀
     held = [Held(L2Anchor(start), method.strength)]
-    if method.anchor != "l2":
+    if method.anchor != "l2" and sketch is not None:
+        held = [Held(_from_sketch(loss, start, sketch), method.strength)]
+    elif method.anchor != "l2":
         images = _required(source, method.anchor)
         if isinstance(images, Images):
             images = images.take(order(len(images), seed)[: method.fisher_images])
@@ -48,8 +55,23 @@ def _fisher_anchor(loss: ForgetLoss, start: list[Tensor], batches: Batches, seed
     if loss.method.anchor == "fisher":
         return FisherAnchor(start, fisher_diagonal(module, logits_of, batches(None), draws))
     layers = kfac_factors(module, logits_of, batches(None), draws)
-    covered = {place for layer in layers for place in (layer.weight, layer.bias) if place is not None}
-    return KFACAnchor(start, layers, fisher_diagonal(module, logits_of, batches(None), draws, covered))
+    rest = fisher_diagonal(module, logits_of, batches(None), draws, _covered(layers))
+    return KFACAnchor(start, layers, rest)
+
+
+def _from_sketch(loss: ForgetLoss, start: list[Tensor], sketch: Sketch) -> FisherAnchor | KFACAnchor:
+    """The same anchors from statistics that were taken earlier; no retained image is needed."""
+    diagonal = [tensor.to(loss.device) for tensor in sketch.diagonal]
+    if loss.method.anchor == "fisher":
+        return FisherAnchor(start, diagonal)
+    layers = [layer._replace(A=layer.A.to(loss.device), G=layer.G.to(loss.device)) for layer in sketch.layers]
+    covered = _covered(layers)
+    rest = [torch.zeros_like(f) if place in covered else f for place, f in enumerate(diagonal)]
+    return KFACAnchor(start, layers, rest)
+
+
+def _covered(layers: list[Factors]) -> set[int]:
+    return {place for layer in layers for place in (layer.weight, layer.bias) if place is not None}
 
 
 def _passes(loss: ForgetLoss, images: Images | Iterable[LabelledImages], size: int) -> Batches:
@@ -63,6 +85,6 @@ def _required(source: Images | Iterable[LabelledImages] | None, anchor: str) -> 
         raise RequestError(
             f"The {anchor} anchor needs retained images, or others like them.",
             where="anchor",
-            fix="Give the whole data, pass anchor_images=…, or use the l2 anchor.",
+            fix="Give the whole data, a sketch (famr sketch), or use the l2 anchor.",
         )
     return source

@@ -17,7 +17,8 @@ from famr.labels import match_labels
 from famr.method import FAMR
 from famr.models import Classifier, load_model, new_model
 from famr.request import Request, Splits, forget_only, split
-from famr.runs import check_output, read_unlearning, save_trained, save_unlearned
+from famr.runs import check_output, read_unlearning, save_trained, save_unlearned, whole_file
+from famr.sketch import Sketch, take_sketch
 from famr.train import Training, fit
 from famr.unlearning import forget
 
@@ -82,6 +83,7 @@ def run_forget(
     request: Request,
     data_facts: Mapping[str, Any],
     style_target: str | None,
+    sketch: Path | None,
     method: FAMR,
     retrained: str | None,
     track_retain: bool,
@@ -105,6 +107,7 @@ def run_forget(
             splits,
             method,
             style_target=neutral,
+            sketch=None if sketch is None else Sketch.load(sketch),
             seed=seed,
             device=place,
             track_retain=track_retain,
@@ -124,6 +127,26 @@ def run_forget(
         overwrite=overwrite,
     )
     return scores
+
+
+def run_sketch(
+    model: str,
+    facts: Mapping[str, Any],
+    output: Path | None,
+    images: int,
+    seed: int,
+    device: str,
+    overwrite: bool,
+) -> dict[str, Any]:
+    """Take a sketch and write it beside the run, whole or not at all."""
+    target = output or Path(f"{Path(model)}.sketch.safetensors")
+    if target.exists() and not overwrite:
+        raise RequestError("The sketch exists already.", where=str(target), fix="Name another, or say --overwrite.")
+    loaded, data = match_labels(load_model(model), open_facts(facts), by_name=facts["match_labels_by_name"])
+    taken = take_sketch(loaded, data, images=images, seed=seed, device=str(pick_device(device)))
+    with whole_file(target) as staging:
+        taken.save(staging)
+    return {"output": str(target), "images": taken.images, "layers": len(taken.layers)}
 
 
 def splits_for(model: Classifier, request: Request, facts: Mapping[str, Any]) -> tuple[Classifier, Splits]:

@@ -159,6 +159,9 @@ def forget(
     alpha: Annotated[float, typer.Option(help="α: weight of the uniform KL.")] = 1.0,
     beta: Annotated[float | None, typer.Option(help="β: weight of the style loss; default: balanced.")] = None,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    sketch: Annotated[
+        Path | None, typer.Option(help="Statistics by `famr sketch`, instead of retained images.")
+    ] = None,
     retrained: Annotated[str | None, typer.Option(help="A model trained without the forget set.")] = None,
     track_retain: Annotated[bool, typer.Option(help="Measure retained accuracy after each epoch.")] = True,
     weights: opt.Weights = None,
@@ -214,6 +217,7 @@ def forget(
             forget_only=data is None,
         ),
         style_target=style_target,
+        sketch=sketch,
         method=method,
         retrained=retrained,
         track_retain=track_retain,
@@ -228,6 +232,32 @@ def forget(
     else:
         print_scores(scores, f"{output_dir}")
         say(f"written to {output_dir}")
+
+
+@app.command()
+def sketch(
+    model: Annotated[str, typer.Argument(help="The trained model: a run folder.")],
+    data: opt.DataSpec,
+    output: Annotated[Path | None, typer.Option(help="The file to write; default: beside the run folder.")] = None,
+    images: Annotated[int, typer.Option(help="Training images to take the statistics from.")] = 1000,
+    data_root: opt.DataRoot = None,
+    label_column: opt.LabelColumn = None,
+    split_seed: opt.SplitSeed = 0,
+    match_labels_by_name: opt.ByName = False,
+    seed: opt.Seed = 0,
+    device: opt.Device = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Take what anchors need of the training data, once: a later `forget --sketch` needs none of it."""
+    from famr.cli.commands import run_sketch
+
+    facts = _data_facts(data, data_root, label_column, split_seed, by_name=match_labels_by_name)
+    report = run_sketch(model, facts, output, images, seed, device, overwrite)
+    if as_json:
+        print_json(report)
+    else:
+        print(f"{report['images']} images, {report['layers']} layers: {report['output']}")
 
 
 @app.command()
