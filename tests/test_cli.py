@@ -301,3 +301,74 @@ def test_hostile_names_are_shown_and_do_not_act(
         assert done.code == 2
         assert "\x1b" not in done.err
         assert "\u202e" not in done.err
+
+
+def test_overwrite_never_destroys_an_input(run: Callable[..., Outcome], original_run: Path, tmp_path: Path) -> None:
+    model = tmp_path / "all" / "original"
+    shutil.copytree(original_run, model)
+    (tmp_path / "all/COMPLETE.json").write_text('{"files": {}}', encoding="utf-8")
+    for target in (model, tmp_path / "all", model / "inside"):
+        done = run(
+            "forget",
+            "--model",
+            model,
+            "--data",
+            "digits",
+            "--class",
+            "3",
+            "--output-dir",
+            target,
+            "--overwrite",
+            *QUICK,
+        )
+        assert done.code == 2
+        assert "input of this run" in done.err or "inside a finished run" in done.err
+    assert folder_digests(model) == folder_digests(original_run)
+
+
+def test_options_that_would_be_ignored_are_refused(
+    run: Callable[..., Outcome], original_run: Path, tmp_path: Path
+) -> None:
+    request = ("--data", "digits", "--class", "3", "--output-dir", tmp_path / "run", *QUICK)
+    ignored = (
+        ("--model", original_run, "--weights", tmp_path / "none.pth"),
+        ("--model", original_run, "--model-arg", "img_size=64"),
+        ("--model", "torchvision:resnet18", "--model-arg", "width_per_group=8"),
+    )
+    for options in ignored:
+        done = run("forget", *options, *request)
+        assert done.code == 2
+        assert "arguments" in done.err
+
+
+def test_a_run_saved_from_python_can_be_evaluated_with_its_data(
+    run: Callable[..., Outcome], original_run: Path, without_three: famr.Splits, tmp_path: Path
+) -> None:
+    result = famr.forget(famr.load_model(str(original_run)), without_three, famr.FAMR(epochs=1), device="cpu")
+    scores = famr.evaluate(result, without_three, device="cpu")
+    folder = result.save(tmp_path / "run", scores=scores)
+    assert run("evaluate", folder, "--device", "cpu").code == 2  # it does not say which data
+    again = run("evaluate", folder, "--data", "digits", "--device", "cpu", "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out) == json.loads((folder / "unlearning/metrics.json").read_text(encoding="utf-8"))
+
+
+def test_a_reference_that_saw_what_was_forgotten_is_pointed_out(
+    run: Callable[..., Outcome], original_run: Path, tmp_path: Path
+) -> None:
+    options = ("--model", original_run, "--data", "digits", "--class", "3", "--retrained", original_run)
+    done = run("forget", *options, "--output-dir", tmp_path / "run", *QUICK)
+    assert done.code == 0
+    assert "was trained on everything" in done.err
+
+
+def test_forget_data_takes_every_image_of_its_source(
+    run: Callable[..., Outcome], original_run: Path, digits: Data, tmp_path: Path
+) -> None:
+    write_digits(digits, tmp_path / "all", each=5)
+    for part in ("train", "test"):
+        shutil.copytree(tmp_path / "all/3", tmp_path / "data" / part / "3")
+    out = tmp_path / "run"
+    done = run("forget", "--model", original_run, "--forget-data", f"folder:{tmp_path / 'data'}", "--output-dir", out,
+               *QUICK, "--json")  # fmt: skip
+    assert json.loads(done.out)["unlearned"]["counts"]["forget"] == 10

@@ -269,3 +269,14 @@ def test_data_without_columns_says_so():
     images = Images.from_source(lambda _row: Image.new("L", (1, 1)), ["a"], torch.zeros(1).long())
     with pytest.raises(RequestError, match="columns: none"):
         images.column("colour")
+
+
+def test_sixteen_bit_grey_keeps_its_shades_and_float_pixels_are_refused():
+    ramp = np.linspace(0, 65535, 16 * 16).reshape(16, 16)
+    deep = Image.fromarray(ramp.astype(np.uint16))
+    images = Images.from_source(
+        lambda row: [deep, Image.fromarray(ramp.astype(np.float32))][row], ["a", "b"], torch.zeros(2).long()
+    )
+    assert (images.pixels(0, 1).numpy()[0] == (ramp.astype(np.uint16) // 257)).all()
+    with pytest.raises(DataError, match="no fixed range"):
+        images.pixels(1, 1)

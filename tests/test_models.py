@@ -293,3 +293,40 @@ def test_preprocessing_of_an_hf_checkpoint_agrees_with_its_processor(tmp_path: P
 def test_generic_hf_label_names_count_as_none(tmp_path: Path) -> None:
     hf_vit(tmp_path)
     assert famr.load_model(f"hf:{tmp_path}").labels is None
+
+
+@pytest.mark.parametrize("change", [{"do_rescale": False}, {"do_resize": False}, {"rescale_factor": 1 / 127.5}])
+def test_a_processor_that_famr_would_misread_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    hf_vit(tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**stored, **change}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="image processor"):
+        famr.load_model(f"hf:{tmp_path}")
+
+
+def test_tied_weights_come_back(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.two.weight = self.one.weight
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.two(self.one(images))  # type: ignore[no-any-return]
+
+    result = famr.forget(Tied(), forget=[(torch.randn(3, 4), torch.arange(3))], device="cpu")
+    folder = result.save(tmp_path / "run")
+    again = famr.load_model(str(folder), module=Tied()).module
+    assert torch.equal(again.two.weight, result.module.two.weight)  # type: ignore[union-attr]
+
+
+def test_loading_and_measuring_leave_each_part_in_its_own_mode(original: famr.Classifier, digits: Data) -> None:
+    from famr.evaluation import accuracy_on
+
+    module = original.copy()
+    module.module.train()
+    module.module.norm.eval()  # type: ignore[union-attr,operator]
+    modes = [part.training for part in module.module.modules()]
+    accuracy_on(module, digits.train.take(torch.arange(8)), torch.device("cpu"))
+    assert [part.training for part in module.module.modules()] == modes

@@ -160,13 +160,24 @@ def test_the_callers_random_state_is_left_alone(original: famr.Classifier, witho
 
 
 def test_a_loss_that_is_no_number_names_its_step_and_stops() -> None:
-    broken = batches()
-    second = order(3, epoch_seed(0, 1)).tolist()[1]
-    broken[second][0][0, 0, 0, 0] = float("nan")
-    with pytest.raises(NumericsError, match="finite") as caught:
-        famr.forget(network(), method=famr.FAMR(), forget=broken, device="cpu")
+    with pytest.raises(NumericsError, match="finite") as caught:  # the first step leads out of all numbers
+        famr.forget(network(), method=famr.FAMR(learning_rate=1e38), forget=batches(), device="cpu")
     assert caught.value.exit_code == 5
     assert caught.value.where == "epoch 1, step 2"
+
+
+def test_images_that_are_no_numbers_are_noticed_before_the_first_step() -> None:
+    broken = batches()
+    broken[1][0][0, 0, 0, 0] = float("nan")
+    with pytest.raises(NumericsError, match="finite") as caught:
+        famr.forget(network(), method=famr.FAMR(), forget=broken, device="cpu")
+    assert caught.value.where == "before the first step"
+
+
+def test_a_last_step_that_ruins_the_answers_is_noticed() -> None:
+    one = batches()[:1]
+    with pytest.raises(NumericsError, match="finite"):
+        famr.forget(network(), method=famr.FAMR(learning_rate=1e20, epochs=1), forget=one, device="cpu")
 
 
 def test_divergence_is_an_error_and_not_a_result() -> None:

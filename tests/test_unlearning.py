@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import famr
 from famr.batches import Batch
 from famr.data import Data
-from famr.errors import CheckpointError, RequestError
+from famr.errors import CheckpointError, DataError, RequestError
 from famr.objective import gram_matrix
 from famr.style import listen, mean_gram
 from famr.unlearning import HistoryRow
@@ -198,3 +198,30 @@ def test_a_device_that_is_not_there_is_refused(original: famr.Classifier, withou
         famr.forget(original, without_three, device="cuda")
     with pytest.raises(RequestError, match="Unknown device"):
         famr.forget(original, without_three, device="abacus")
+
+
+def test_images_of_other_labels_are_refused_in_python_too(original: famr.Classifier, digits: Data) -> None:
+    other = replace(digits, labels=tuple(reversed(digits.labels)))
+    splits = famr.split(other, famr.Request(classes=["3"]))
+    with pytest.raises(DataError, match="do not name the same classes"):
+        famr.forget(original, splits, device="cpu")
+
+
+def test_a_style_layer_that_splits_its_images_is_refused() -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Identity(), nn.Linear(3, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            windows = self.inner(images.unfold(2, 4, 4).permute(0, 2, 1, 3, 4).flatten(0, 1))
+            return self.head(windows.mean(dim=(2, 3)).unflatten(0, (len(images), 2)).mean(dim=1))  # type: ignore[no-any-return]
+
+    method = famr.FAMR(beta=1.0, style_layer="inner")
+    with pytest.raises(RequestError, match="16 rows for 8 images"):
+        famr.forget(Windows(), forget=loader(), style_target=loader(), method=method)
+
+
+def test_a_loader_in_the_place_of_splits_is_pointed_out() -> None:
+    with pytest.raises(RequestError, match="must be Splits"):
+        famr.forget(network(), loader())  # type: ignore[arg-type]

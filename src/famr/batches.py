@@ -73,12 +73,14 @@ def pixel_batches(
 def _load(images: Images, preprocessing: Preprocessing, positions: Tensor) -> tuple[Tensor, bool]:
     """Stack decoded images: as stored if all are small and of one size (they are resized on the device)."""
     height, width = preprocessing.crop
-    decoded = [images.pixels(position, preprocessing.channels) for position in positions.tolist()]
-    shape = decoded[0].shape
-    small = shape[-2] <= height and shape[-1] <= width
-    if small and all(pixels.shape == shape for pixels in decoded):
-        return torch.stack(decoded), False
-    return torch.stack([preprocessing.fit(pixels) for pixels in decoded]), True
+    found: list[tuple[Tensor, bool]] = []
+    for position in positions.tolist():
+        pixels = images.pixels(position, preprocessing.channels)
+        large = pixels.shape[-2] > height or pixels.shape[-1] > width
+        found.append((preprocessing.fit(pixels) if large else pixels, large))  # never a batch of full-size photographs
+    if not any(fitted for _, fitted in found) and len({pixels.shape for pixels, _ in found}) == 1:
+        return torch.stack([pixels for pixels, _ in found]), False
+    return torch.stack([pixels if fitted else preprocessing.fit(pixels) for pixels, fitted in found]), True
 
 
 def _finish(

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from famr.train import Trained
     from famr.unlearning import Unlearned
 
-HUB_LIBRARIES = {"timm": "timm", "transformers": "transformers", "torchvision": "torchvision"}
-
 
 def plain(text: str) -> str:
     """User text that cannot act as Markdown, HTML or a line of its own.
@@ -29,9 +27,9 @@ def plain(text: str) -> str:
 
 
 def _front_matter(model: Classifier, tags: list[str]) -> str:
-    library = HUB_LIBRARIES.get(model.architecture.library)
+    library = model.architecture.library
     lines = ["---", "pipeline_tag: image-classification"]
-    lines += [f"library_name: {library}"] if library else []
+    lines += [f"library_name: {library}"] if library != "none" else []
     lines += [f"tags: {json.dumps(tags)}", "---", ""]
     return "\n".join(lines)
 
@@ -69,10 +67,7 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
             cells = [in_percent(column, getattr(found, column, None)) for column in COLUMNS]
             parts.append(f"| {name} | " + " | ".join(cells) + " |")
         parts.append("")
-    parts.append(
-        "These figures describe the answers of the model on the images named above. They are not a proof that "
-        "nothing about the forgotten data can be learned from the weights.\n"
-    )
+    parts.append("Nothing here is a proof that nothing about the forgotten data can be learned from the weights.\n")
     return "\n".join(parts)
 
 

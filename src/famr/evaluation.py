@@ -15,9 +15,11 @@ from famr.data import Images
 from famr.data.images import UNKNOWN
 from famr.devices import Precision, autocast, pick_device
 from famr.errors import CheckpointError, DataError
+from famr.labels import require_same_labels
 from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
 from famr.metrics.retraining import gap, js_divergence
 from famr.models import Classifier
+from famr.models.classifier import evaluating
 from famr.objective import at_least_float32
 from famr.request import Splits
 from famr.tables import COLUMNS
@@ -106,6 +108,7 @@ def compare(
                 where=f"{model.spec}: {len(model.labels or ())} classes",
                 fix="Compare models that were trained on the same classes.",
             )
+    require_same_labels(unlearned, splits)
     place = pick_device(device or "auto")
     return compare_answers(
         None if original is None else answers_to(splits, original, place, precision),
@@ -183,13 +186,11 @@ def collect(
 ) -> Answers:
     """Run a model in evaluation mode over batches that are already on its device."""
     logits, targets = [], []
-    was_training = model.module.training
-    model.module.eval()
-    for images, labels, _positions in batches:
-        with autocast(device, precision):
-            logits.append(at_least_float32(model.logits(images)))
-        targets.append(labels)
-    model.module.train(was_training)
+    with evaluating(model.module):
+        for images, labels, _positions in batches:
+            with autocast(device, precision):
+                logits.append(at_least_float32(model.logits(images)))
+            targets.append(labels)
     found = Answers(torch.cat(logits).cpu(), torch.cat(targets).cpu())
     if int(found.targets.max()) >= found.logits.shape[-1]:
         raise DataError(
@@ -214,8 +215,8 @@ def placed(module: nn.Module, device: torch.device) -> Iterator[None]:
 def _reasons(splits: Splits, scores: dict[str, ModelScores]) -> dict[str, str]:
     """One sentence for each figure that could not be measured."""
     reasons = {}
-    if splits.test is None:
-        reasons["retain_accuracy"] = "no held-out images of retained classes were given"
+    if splits.test is None or not splits.test.labelled:
+        reasons["retain_accuracy"] = "no labelled held-out images of retained classes were given"
     if splits.forget_test is None:
         asked_for_samples = splits.request.kind == "samples"
         reasons["forget_test_accuracy"] = (

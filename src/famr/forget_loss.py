@@ -41,7 +41,7 @@ class ForgetLoss:
         """Logits, KL(q ‖ p) and, where style is forgotten, ‖G − G_target‖² of each image."""
         logits, style = self.logits(batch.images), None
         if self.tap is not None and self.gram_target is not None:  # in full precision: these are sums of squares
-            style = style_distance(gram_matrix(self.tap.features), self.gram_target)
+            style = style_distance(gram_matrix(self.tap.features(len(batch.images))), self.gram_target)
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.device)]
         return logits, target_kl(logits, target), style
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from famr.data import Data
 from famr.errors import DataError
 from famr.models import Classifier
+from famr.request import Splits
 
 SHOWN = 8
 
@@ -40,6 +41,16 @@ def match_labels(model: Classifier, data: Data, *, by_name: bool = False) -> tup
         if set(data.labels) <= set(model.labels)
         else "Use the data the checkpoint was trained on.",
     )
+
+
+def require_same_labels(model: Classifier, splits: Splits) -> None:
+    """Refuse images whose class indices mean other names than the model's outputs."""
+    if model.labels is not None and splits.labels is not None and model.labels != splits.labels:
+        raise DataError(
+            "Images and model do not name the same classes in the same order.",
+            where=f"images: {_show(splits.labels)}; model: {_show(model.labels)}",
+            fix="Bring them together first: model, data = famr.match_labels(model, data).",
+        )
 
 
 def _show(labels: tuple[str, ...]) -> str:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from famr.errors import RequestError
+
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 
@@ -22,6 +24,20 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: Interpolation = "bicubic"
+
+    def __post_init__(self) -> None:
+        for name in ("crop", "mean", "std"):
+            value = getattr(self, name)
+            if not isinstance(value, (tuple, list)):
+                raise RequestError(f"`{name}` must be a tuple, got {value!r}.", where="Preprocessing")
+            object.__setattr__(self, name, tuple(value))
+        if not isinstance(self.resize, int):
+            object.__setattr__(self, "resize", tuple(self.resize))
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise RequestError(
+                f"`mean` and `std` must have 1 or 3 numbers each, got {len(self.mean)} and {len(self.std)}.",
+                where="Preprocessing",
+            )
 
     @property
     def channels(self) -> int:

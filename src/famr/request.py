@@ -139,6 +139,8 @@ class Splits:
     """Held-out images that are not forgotten: what retained accuracy is measured on."""
     forget_test: Images | None = None
     """Held-out images of the forgotten class, concept or style; none for samples."""
+    labels: tuple[str, ...] | None = None
+    """What the class indices of these images mean."""
 
     def __post_init__(self) -> None:
         if len(self.forget) == 0:
@@ -184,15 +186,17 @@ def split(data: Data, request: Request) -> Splits:
     """The forget, retain and test images of a request; disjoint, and none of the first two empty."""
     if request.kind == "images":
         raise RequestError("The request names nothing.", fix="Name classes, samples, a concept or a style.")
+    test = _or_none(data.test)
+    forget_test = None
     if request.kind == "samples":
         forgotten = _sample_mask(data.train, request.samples)
-        return Splits(request, data.train.where(forgotten), data.train.where(~forgotten), _or_none(data.test))
-    forgotten = _mask(data, data.train, request)
-    test = forget_test = None
-    if data.test is not None:
-        held_out = _mask(data, data.test, request, required=False)
-        test, forget_test = _or_none(data.test.where(~held_out)), _or_none(data.test.where(held_out))
-    return Splits(request, data.train.where(forgotten), data.train.where(~forgotten), test, forget_test)
+    else:
+        forgotten = _mask(data, data.train, request)
+        if test is not None:
+            held_out = _mask(data, test, request, required=False)
+            forget_test = _or_none(test.where(held_out))
+            test = _or_none(test.where(~held_out))
+    return Splits(request, data.train.where(forgotten), data.train.where(~forgotten), test, forget_test, data.labels)
 
 
 def forget_only(images: Images) -> Splits:

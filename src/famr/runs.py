@@ -26,8 +26,21 @@ from famr.unlearning import Unlearned
 LIBRARIES = ("torch", "torchvision", "timm", "transformers", "safetensors", "pillow", "numpy")
 
 
-def check_output(target: Path, overwrite: bool) -> None:
-    """Refuse a place that cannot be written to, before any work is done."""
+def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse a place that cannot be written to, or that holds what is read, before any work is done."""
+    here = target.resolve()
+    for given in inputs:
+        source = Path(str(given).rpartition(":")[2]) if given else None
+        if source is not None and source.exists() and source.resolve().is_relative_to(here):
+            raise RequestError(
+                "The output folder is, or holds, an input of this run.", where=str(source), fix="Name another folder."
+            )
+    if sealed := next((folder for folder in here.parents if (folder / COMPLETE).is_file()), None):
+        raise RequestError(
+            "The output folder lies inside a finished run, which may not change.",
+            where=str(sealed),
+            fix="Name a folder outside.",
+        )
     if target.is_symlink():
         raise RequestError("The output folder is a link.", where=str(target), fix="Name the folder itself.")
     if target.exists() and not overwrite:
@@ -66,7 +79,11 @@ def staged(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         if target.exists():
             discarded = staging.with_suffix(".old")
             target.rename(discarded)
-            staging.rename(target)
+            try:
+                staging.rename(target)
+            except OSError:
+                discarded.rename(target)
+                raise
             shutil.rmtree(discarded)
         else:
             staging.rename(target)

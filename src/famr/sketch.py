@@ -23,7 +23,7 @@ from famr.errors import CheckpointError
 from famr.evaluation import answers, placed
 from famr.metrics.forgetting import entropy
 from famr.models import Classifier
-from famr.models.classifier import logits_of
+from famr.models.classifier import evaluating, logits_of
 from famr.models.weights import share_as_umask_says
 
 
@@ -100,13 +100,10 @@ def take_sketch(
     held_out = None
     if data.test is not None:
         held_out = float(entropy(answers(model, data.test, place).logits).mean())
-    with repeatable(seed), placed(model.module, place):
-        was_training = model.module.training
-        model.module.eval()
+    with repeatable(seed), placed(model.module, place), evaluating(model.module):
         draws = torch.Generator().manual_seed(seed)
         diagonal = fisher_diagonal(model.module, logits_of, batches(None), draws)
         layers = kfac_factors(model.module, logits_of, batches(None), draws)
-        model.module.train(was_training)
     return Sketch(
         weights_sha256=model.digest(),
         images=len(some),

@@ -26,10 +26,16 @@ class LayerOutput:
         """Forward hook."""
         self._output = output[0] if isinstance(output, (tuple, list)) else output
 
-    @property
-    def features(self) -> Tensor:
-        """Channels × positions of a CNN, features × tokens of a ViT."""
-        return channels_by_positions(self._output, self._channels_last)
+    def features(self, images: int) -> Tensor:
+        """Channels × positions of a CNN, features × tokens of a ViT, of as many images as went in."""
+        features = channels_by_positions(self._output, self._channels_last)
+        if len(features) != images:
+            raise RequestError(
+                f"The style layer returns {len(features)} rows for {images} images.",
+                where="style_layer",
+                fix="Name a layer that keeps one row an image, e.g. the whole block and not its windowed attention.",
+            )
+        return features
 
 
 def channels_by_positions(output: Any, channels_last: bool) -> Tensor:
@@ -61,7 +67,7 @@ def listen(module: nn.Module, layer: str, channels_last: bool) -> Iterator[Layer
             where="style_layer",
             fix=f"Did you mean {', '.join(near)}?" if near else f"Top layers: {', '.join(_children(module))}.",
         )
-    tap = LayerOutput(channels_last)
+    tap = LayerOutput(channels_last or getattr(module, "output_fmt", "NCHW") == "NHWC")  # as timm's Swin says
     handle = modules[layer].register_forward_hook(tap.keep)
     try:
         yield tap
@@ -79,7 +85,7 @@ def mean_gram(module: nn.Module, tap: LayerOutput, batches: Iterable[Batch]) -> 
     total, count = None, 0
     for images, _labels, _positions in batches:
         module(images)
-        gram = gram_matrix(tap.features).sum(dim=0)
+        gram = gram_matrix(tap.features(len(images))).sum(dim=0)
         total = gram if total is None else total + gram
         count += len(images)
     if total is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from famr.anchors.choose import anchors_for
 from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches
 from famr.data import Images
 from famr.devices import pick_device, repeatable
-from famr.errors import RequestError
-from famr.evaluation import collect, score
+from famr.errors import NumericsError, RequestError
+from famr.evaluation import Scores, collect, score
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
+from famr.labels import require_same_labels
 from famr.method import FAMR
 from famr.models import Classifier
 from famr.objective import drift_bound, l2_penalty
@@ -81,11 +83,11 @@ class Unlearned:
             return None
         return drift_bound(first.loss_forget, last.loss_forget, self.method.strength)
 
-    def save(self, output_dir: str | Path, *, overwrite: bool = False) -> Path:
-        """Write a run folder that loads where the original did."""
+    def save(self, output_dir: str | Path, *, scores: Scores | None = None, overwrite: bool = False) -> Path:
+        """Write a run folder that loads where the original did; with `scores` also metrics.json."""
         from famr.runs import save_unlearned
 
-        return save_unlearned(self, Path(output_dir), overwrite=overwrite)
+        return save_unlearned(self, Path(output_dir), scores=scores, overwrite=overwrite)
 
     def to_json(self) -> dict[str, Any]:
         """What run.json says about the optimisation."""
@@ -127,12 +129,20 @@ def forget(
     targets need of the training data, taken earlier. `track_retain` measures retained accuracy after
     each epoch, which costs a pass over the test images and is not counted in `seconds`.
     """
+    if splits is not None and not isinstance(splits, Splits):
+        raise RequestError(
+            f"The second argument must be Splits, got {type(splits).__name__}.",
+            where="famr.forget",
+            fix="forget=loader",
+        )
     method = method or FAMR()
     original = model if isinstance(model, Classifier) else Classifier(model)
     home = next(original.module.parameters()).device
     place = pick_device(device or ("auto" if home.type == "cpu" else str(home)))
     unlearned = original.copy()
     unlearned.module.to(place).eval()
+    if splits is not None:
+        require_same_labels(original, splits)
     passes = _passes(unlearned, splits, forget, style_target, method, place)
     if sketch is not None:
         sketch.check(original)
@@ -221,6 +231,12 @@ def _run(
             style_distance=None if style is None else float(style.mean()),
             seconds=epoch.seconds,
         )
+        if wrong := [name for name, value in asdict(row).items() if value is not None and not math.isfinite(value)]:
+            raise NumericsError(
+                f"The model's answers are not finite numbers: {', '.join(wrong)}.",
+                where=f"after epoch {row.epoch}" if row.epoch else "before the first step",
+                fix="Lower the learning rate. Nothing was written; the original is unchanged.",
+            )
         if on_event is not None:
             on_event(row)
         return row
@@ -228,8 +244,3 @@ def _run(
     yield look(Epoch(epoch=0, steps=0, seconds=0.0))
     for epoch in minimise(module, anchors, loss, passes.steps, loss.method, seed, on_event):
         yield look(epoch)
-
-
-def history_lines(history: Iterable[HistoryRow]) -> list[dict[str, Any]]:
-    """One plain dictionary an epoch, as history.jsonl stores it."""
-    return [asdict(row) for row in history]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,16 @@ from famr.runs import check_output, read_unlearning, save_trained, save_unlearne
 from famr.sketch import Sketch, take_sketch
 from famr.train import Training, fit
 from famr.unlearning import forget
+
+UNRECORDED: dict[str, Any] = {
+    "spec": None,
+    "root": None,
+    "label_column": None,
+    "split_seed": 0,
+    "match_labels_by_name": False,
+    "forget_only": False,
+}
+"""How data is opened where a run, saved from Python, does not say."""
 
 
 def open_facts(facts: Mapping[str, Any]) -> Data:
@@ -50,7 +61,7 @@ def run_train(
     quiet: bool,
 ) -> dict[str, Any]:
     """Train, measure on the test images, write the run folder."""
-    check_output(output_dir, overwrite)
+    check_output(output_dir, overwrite, [model, weights, data_facts["spec"]])
     pick_device(device)
     data = open_facts(data_facts)
     left_out = without if without.kind != "images" else None
@@ -58,14 +69,14 @@ def run_train(
     images = splits.retain if splits else data.train
     test = splits.test if splits else data.test
     assert images is not None
+    if test is None or not test.labelled:
+        raise DataError("No labelled test images are left.", where=data.spec, fix="Leave less out, or add some.")
     if training.augmentation is not None:
         training = replace(training, augmentation=replace(training.augmentation, mirror=data.mirror))
     start = new_model(model, data.labels, weights=weights, arguments=arguments, from_scratch=from_scratch, seed=seed)
     steps = training.epochs * max(1, len(images) // training.batch_size)
     with progress(steps, f"training on {len(images)} images", quiet) as on_event:
         trained = fit(start, images, training, seed=seed, device=device, on_event=on_event)
-    if test is None:
-        raise DataError("The request leaves no test images.", where=data.spec, fix="Leave less out.")
     metrics = {
         "test_accuracy": accuracy_on(trained.model, test, pick_device(device)),
         "test_count": len(test),
@@ -94,12 +105,12 @@ def run_forget(
     quiet: bool,
 ) -> Scores:
     """Forget, measure, write the run folder; nothing is written unless all of it went well."""
-    check_output(output_dir, overwrite)
+    check_output(output_dir, overwrite, [model, weights, retrained, sketch, data_facts["spec"], style_target])
     place = str(pick_device(device))
     original = load_model(model, weights=weights, arguments=arguments)
     original, splits = splits_for(original, request, data_facts)
-    reference = load_model(retrained) if retrained else None
-    neutral = open_data(style_target, whole=True).train if style_target else None
+    reference = load_reference(retrained, original, request) if retrained else None
+    neutral = open_data(style_target, whole=True).everything() if style_target else None
     steps = method.epochs * -(-len(splits.forget) // method.batch_size)
     with progress(steps, f"forgetting {request.describe()}", quiet) as on_event:
         result = forget(
@@ -123,7 +134,7 @@ def run_forget(
             "weights": None if weights is None else str(weights),
             "arguments": dict(arguments),
         },
-        data=data_facts,
+        data={**data_facts, "style_target": style_target},
         overwrite=overwrite,
     )
     return scores
@@ -161,9 +172,9 @@ def splits_for(model: Classifier, request: Request, facts: Mapping[str, Any]) ->
             fix=f"Leave out the {request.kind}, or give the whole data with --data.",
         )
     if model.labels is not None:
-        return model, forget_only(data.with_labels(model.labels).train)
+        return model, forget_only(data.with_labels(model.labels).everything())
     say("the checkpoint names no classes, so the labels of the images cannot be used")
-    return model, forget_only(data.train.with_targets([UNKNOWN] * len(data.labels)))
+    return model, forget_only(data.everything().with_targets([UNKNOWN] * len(data.labels)))
 
 
 def run_evaluate(
@@ -177,11 +188,11 @@ def run_evaluate(
     """Measure a finished run again, from its records."""
     unlearned = load_model(str(run))
     request, record = read_unlearning(run)
-    facts = dict(record["data"] or {})
-    if not facts and data is None:
-        raise RequestError("The run does not say which data it used.", where=str(run), fix="Give --data.")
+    facts = UNRECORDED | dict(record["data"] or {})
     if data is not None:
         facts |= {"spec": data}
+    if not facts["spec"]:
+        raise RequestError("The run does not say which data it used.", where=str(run), fix="Give --data.")
     if data_root is not None:
         facts |= {"root": data_root}
     unlearned, splits = splits_for(unlearned, request, facts)
@@ -189,7 +200,7 @@ def run_evaluate(
     return compare(
         None if start is None else replace(start, labels=unlearned.labels),
         unlearned,
-        load_model(retrained) if retrained else None,
+        load_reference(retrained, unlearned, request) if retrained else None,
         splits,
         device=device,
     )
@@ -203,8 +214,9 @@ def find_original(given: str | None, record: Mapping[str, Any]) -> Classifier | 
         else:
             model = load_model(record["model"], weights=record["weights"], arguments=record["arguments"])
     except CheckpointError:
-        if given:
+        if given or Path(record["model"]).exists():
             raise
+        say(f"famr: note: the original is not at {record['model']}; name it with --original")
         return None
     if model.digest() != record["weights_sha256"]:
         raise CheckpointError(
@@ -213,6 +225,24 @@ def find_original(given: str | None, record: Mapping[str, Any]) -> Classifier | 
             fix="Name the right one with --original.",
         )
     return model
+
+
+def load_reference(place: str, model: Classifier, request: Request) -> Classifier:
+    """A retrained model, checked against the one it is compared with, and against what its own record says."""
+    reference = load_model(place)
+    if reference.labels is None:
+        reference = replace(reference, labels=model.labels)
+    if model.labels is not None and reference.labels != model.labels:
+        raise CheckpointError(
+            "The retrained model names other classes.", where=place, fix="Compare models of the same classes."
+        )
+    record = Path(place) / "training/run.json"
+    if record.is_file():
+        without = json.loads(record.read_text(encoding="utf-8"))["without"]
+        if without != request.to_json():
+            seen = "everything" if without is None else f"all but {Request.from_json(without).describe()}"
+            say(f"famr: note: {place} says that it was trained on {seen}; the request is {request.describe()}")
+    return reference
 
 
 def list_classes(

@@ -110,7 +110,7 @@ def train(
             learning_rate=learning_rate,
             weight_decay=weight_decay,
             augmentation=Training().augmentation if augment else None,
-            precision=_precision(precision) if precision else None,
+            precision=precision,  # type: ignore[arg-type]  # checked by Training
             compile=compile_network,
         ),
         output_dir=output_dir,
@@ -319,10 +319,6 @@ def _data_facts(
         "match_labels_by_name": by_name,
         "forget_only": forget_only,
     }
-
-
-def _precision(text: str) -> Any:
-    return text
 
 
 def _show_own_warnings(

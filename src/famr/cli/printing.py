@@ -50,12 +50,12 @@ def print_scores(scores: Scores, title: str) -> None:
     from rich.text import Text
 
     table = Table(title=Text(visible(title)), title_justify="left")
-    table.add_column("model")
+    table.add_column("model", no_wrap=True)
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")
     rows = {"original": scores.original, "unlearned": scores.unlearned, "retrained": scores.retrained}
     for name, found in rows.items():
-        if found is not None or name == "retrained":
+        if found is not None:
             table.add_row(name, *(in_percent(column, getattr(found, column, None)) for column in COLUMNS))
     if scores.gap is not None:
         table.add_row("gap", *(in_percent(column, scores.gap.get(column)) for column in COLUMNS))
@@ -63,7 +63,8 @@ def print_scores(scores: Scores, title: str) -> None:
     if scores.gap is not None:
         js = scores.gap["forget_js_divergence"]
         print(f"Jensen-Shannon divergence to retrained on the forget set: {in_percent('js', js)} nats")
-    counts = ", ".join(f"{name} {count}" for name, count in scores.unlearned.counts.items() if count is not None)
+    words = {"retain": "held-out retained", "forget": "forget", "forget_test": "held-out forgotten"}
+    counts = ", ".join(f"{words[name]} {n}" for name, n in scores.unlearned.counts.items() if n is not None)
     print(f"Images: {counts}. CE, Ent and KL in nats, on the forget set.")
     for reason in dict.fromkeys(scores.not_available.values()):
         names = [name for name, why in scores.not_available.items() if why == reason]

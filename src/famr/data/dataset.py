@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from famr.data.images import UNKNOWN, Images
+from famr.data.images import UNKNOWN, Images, joined
 from famr.errors import DataError, RequestError
 
 KINDS = "digits, folder:PATH, parquet:PATH, hf:ID-or-folder, torchvision:NAME"
@@ -26,6 +26,10 @@ class Data:
     mirror: bool = True
     """Whether a mirrored image still shows its class (not so for digits)."""
 
+    def everything(self) -> Images:
+        """Training and test images together."""
+        return self.train if self.test is None else joined(self.train, self.test)
+
     def with_labels(self, labels: Sequence[str]) -> Data:
         """The same images, their classes matched by name to another order of the same names."""
         unknown = sorted(set(self.labels) - set(labels))
@@ -35,7 +39,7 @@ class Data:
                 where=self.spec,
                 fix="Use the data the checkpoint was trained on, or rename the classes.",
             )
-        if twice := [name for name, count in Counter(labels).items() if count > 1]:
+        if twice := [name for name, count in Counter(labels).items() if count > 1 and name in self.labels]:
             raise DataError(
                 f"Several classes share a name, so they cannot be matched by it: {', '.join(twice[:10])}.",
                 where=self.spec,

@@ -27,7 +27,7 @@ def open_folder(place: str) -> Data:
     root = Path(place)
     if not root.is_dir():
         raise DataError("There is no such folder.", where=place, fix="Check the path after `folder:`.")
-    if not (root / "train").is_dir():
+    if not (root / "train").is_dir() or not _class_names(root / "train"):  # "train" may be a class, too
         labels = _class_names(root)
         return Data(place, labels, _read_part(root, root, labels), None)
     test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
@@ -100,7 +100,7 @@ def _read_metadata(folder: Path, root: Path, ids: list[str]) -> dict[str, list[s
     rows = {}
     for row in reader:
         file = path.parent / (row["file_name"] or "")
-        if not row["file_name"] or not file.is_relative_to(root):
+        if not row["file_name"] or not file.is_relative_to(root) or not file.is_file():
             raise DataError(
                 f"metadata.csv names no image of this folder: {row['file_name'] or ''!r}.",
                 where=f"{path}, line {reader.line_num}",

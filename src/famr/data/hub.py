@@ -7,7 +7,7 @@ from typing import Any
 
 from famr.data.dataset import Data
 from famr.data.images import Images
-from famr.data.parquet import TEST_PARTS, Part, as_targets, as_text, of_two_parts, pick_label
+from famr.data.parquet import TEST_PARTS, Part, as_targets, as_text, first_labelled, of_two_parts, pick_label
 from famr.errors import DataError
 
 
@@ -38,11 +38,10 @@ def open_hub(place: str, label_column: str | None) -> Data:
             where=f"hf:{place}",
             fix="Use a data set with a training part.",
         )
-    test = next((parts[name] for name in TEST_PARTS if name in parts), None)
     return of_two_parts(
         place,
         _read_part(train, "train", label_column),
-        None if test is None else _read_part(test, "test", label_column),
+        first_labelled(_read_part(parts[name], "test", label_column) for name in TEST_PARTS if name in parts),
     )
 
 

@@ -18,6 +18,8 @@ from famr.errors import DataError, RequestError
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_PIXELS = 50_000_000
+LARGEST_KEPT = 1 << 20
+"""Bytes of pixels above which an image is decoded anew each time: photographs would soon fill the memory."""
 UNKNOWN = -1
 """The target of an image whose class nobody named."""
 
@@ -29,6 +31,15 @@ def open_image(file: Path | bytes) -> Image.Image:
         if width * height > MAX_PIXELS:
             raise ValueError(f"{width}×{height} pixels are more than the {MAX_PIXELS:,} allowed")
         image.load()
+    return image
+
+
+def in_eight_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit grey to 8 bits, which Pillow would clip to white; refuse numbers without a known range."""
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels are of the mode {image.mode!r}, which has no fixed range; save it with 8 bits")
     return image
 
 
@@ -47,7 +58,7 @@ class PixelCache:
     def keep(self, row: int, channels: int, pixels: Tensor) -> None:
         """Keep the pixels of a row, if they fit."""
         with self._lock:
-            if self._budget >= pixels.nbytes and (row, channels) not in self._pixels:
+            if self._budget >= pixels.nbytes <= LARGEST_KEPT and (row, channels) not in self._pixels:
                 self._budget -= pixels.nbytes
                 self._pixels[row, channels] = pixels
 
@@ -136,7 +147,7 @@ class Images:
         if kept is not None:
             return kept
         try:
-            image = self.decode(row).convert("RGB" if channels == 3 else "L")
+            image = in_eight_bits(self.decode(row)).convert("RGB" if channels == 3 else "L")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(
                 f"An image cannot be read: {_reason(error)}.",
@@ -146,6 +157,23 @@ class Images:
         pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, channels).permute(2, 0, 1)
         self.cache.keep(row, channels, pixels)
         return pixels
+
+
+def joined(first: Images, second: Images) -> Images:
+    """The images of both, with the columns that both have."""
+    count = len(first)
+
+    def decode(row: int) -> Image.Image:
+        part, place = (first, row) if row < count else (second, row - count)
+        return part.decode(int(part.rows[place]))
+
+    both = first.all_columns.keys() & second.all_columns.keys()
+    return Images.from_source(
+        decode=decode,
+        ids=[*first.ids, *second.ids],
+        targets=torch.cat([first.targets, second.targets]),
+        columns={name: [*first.column(name), *second.column(name)] for name in both},
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -34,16 +34,26 @@ def open_parquet(place: str, label_column: str | None) -> Data:
         raise DataError("There are no Parquet files.", where=place, fix="Check the path after `parquet:`.")
     train = [file for file in files if _is_of(file, path, "train")] or files
     rest = [file for file in files if file not in train]
-    test = next((found for part in TEST_PARTS if (found := [f for f in rest if _is_of(f, path, part)])), None)
+    candidates = [found for part in TEST_PARTS if (found := [f for f in rest if _is_of(f, path, part)])]
     return of_two_parts(
         place,
         _read_part(train, "train", label_column),
-        None if test is None else _read_part(test, "test", label_column),
+        first_labelled(_read_part(test, "test", label_column) for test in candidates),
     )
 
 
 Part = tuple[tuple[str, ...], Images]
 """The class names of a part, and its images."""
+
+
+def first_labelled(parts: Iterable[Part]) -> Part | None:
+    """The first part with a class for every image (published test parts often hide theirs), else the first."""
+    first = None
+    for part in parts:
+        if part[1].labelled:
+            return part
+        first = first or part
+    return first
 
 
 def of_two_parts(place: str, train: Part, test: Part | None) -> Data:

@@ -49,4 +49,4 @@ def kl_divergence(original_logits: Tensor, logits: Tensor) -> Tensor:
     """
     log_p0 = torch.log_softmax(at_least_float32(original_logits), dim=-1)
     log_p = torch.log_softmax(at_least_float32(logits), dim=-1)
-    return (log_p0.exp() * (log_p0 - log_p)).sum(dim=-1)
+    return (log_p0.exp() * (log_p0 - log_p)).sum(dim=-1).clamp(min=0.0)  # rounding may fall below

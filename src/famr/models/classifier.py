@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +70,10 @@ class Classifier:
     architecture: Architecture = field(default_factory=BareArchitecture)
     spec: str = "module"
 
+    def __post_init__(self) -> None:
+        if self.labels is not None:
+            object.__setattr__(self, "labels", tuple(self.labels))
+
     def logits(self, images: Tensor) -> Tensor:
         """(batch, classes), whatever the library wraps around it."""
         return logits_of(self.module(images))
@@ -97,12 +103,21 @@ class Classifier:
             return None if self.labels is None else len(self.labels)
         blank = torch.zeros(1, self.preprocessing.channels, *self.preprocessing.crop)
         parameter = next(self.module.parameters())
-        was_training = self.module.training
-        with torch.no_grad():
-            self.module.eval()
+        with torch.no_grad(), evaluating(self.module):
             logits = self.logits(blank.to(parameter.device, parameter.dtype))
-        self.module.train(was_training)
         return int(logits.shape[-1])
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Have a network in evaluation mode for a while; every part of it gets its own mode back."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 def save_plain(classifier: Classifier, folder: Path) -> None:

@@ -15,6 +15,9 @@ from famr.models.names import unknown_name
 from famr.models.weights import load_weights
 from famr.preprocessing import Preprocessing
 
+PUBLISHED_WITH_TRANSFORM = {"googlenet", "inception_v3"}
+"""Networks whose published weights expect the input to be normalised once more inside."""
+
 
 @dataclass(frozen=True)
 class TorchvisionArchitecture:
@@ -27,7 +30,8 @@ class TorchvisionArchitecture:
         """The network with random weights."""
         from torchvision.models import get_model
 
-        return cast(nn.Module, get_model(self.name, weights=None, num_classes=classes))
+        options = {"transform_input": True} if self.name in PUBLISHED_WITH_TRANSFORM else {}
+        return cast(nn.Module, get_model(self.name, weights=None, num_classes=classes, **options))
 
     def save(self, classifier: Classifier, folder: Path) -> None:
         """`model.safetensors` and a `config.json` that says how to build the network around it."""

@@ -17,6 +17,8 @@ from famr.models.weights import share_as_umask_says
 from famr.preprocessing import Interpolation, Preprocessing
 
 PILLOW_RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+PIXEL_TOLERANCE = 0.03
+"""Mean difference in normalised units that other resizing kernels may make; any other step makes far more."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -65,7 +67,7 @@ def blank(place: str, _arguments: Mapping[str, Any]) -> Classifier:
             "transformers could not read the configuration.", where=f"hf:{place}", fix="Check the name."
         ) from error
     architecture = TransformersArchitecture(config, processor)
-    return Classifier(architecture.build(2), None, processor_preprocessing(processor), architecture)
+    return Classifier(architecture.build(2), None, checked_preprocessing(processor), architecture)
 
 
 def load_pretrained(place: str, _arguments: Mapping[str, Any]) -> Classifier:
@@ -106,7 +108,31 @@ def load_pretrained(place: str, _arguments: Mapping[str, Any]) -> Classifier:
     names = tuple(config.id2label[index] for index in range(config.num_labels))
     labels = None if names == tuple(f"LABEL_{index}" for index in range(len(names))) else names
     architecture = TransformersArchitecture(config, processor)
-    return Classifier(module, labels, processor_preprocessing(processor), architecture, f"hf:{place}")
+    return Classifier(module, labels, checked_preprocessing(processor), architecture, f"hf:{place}")
+
+
+def checked_preprocessing(processor: Any) -> Preprocessing:
+    """What an image processor does, tried on a test picture; refused where famr would feed the network other pixels."""
+    preprocessing = processor_preprocessing(processor)
+    across, down = torch.linspace(0, 255, 400).expand(300, 400), torch.linspace(0, 255, 300)[:, None].expand(300, 400)
+    picture = torch.stack([across, down, (across + down) / 2]).to(torch.uint8)  # colours, so that swapped ones show
+    try:
+        theirs = processor(picture.permute(1, 2, 0).numpy(), return_tensors="pt")["pixel_values"][0]
+    except Exception as error:  # a processor may raise anything
+        raise CheckpointError(
+            f"The image processor failed on a test picture ({type(error).__name__}).",
+            where=type(processor).__name__,
+            fix="Use a checkpoint whose processor takes one RGB image.",
+        ) from error
+    ours = preprocessing.normalise(preprocessing.fit(picture))
+    if ours.shape != theirs.shape or float((ours - theirs).abs().mean()) > PIXEL_TOLERANCE:
+        raise CheckpointError(
+            "The image processor prepares its images in a way that famr does not reproduce.",
+            where=f"{type(processor).__name__}: {tuple(theirs.shape)} against {tuple(ours.shape)}",
+            fix="Pass the network as famr.Classifier(module, labels, famr.Preprocessing(…)), or prepared images with "
+            "famr.forget(module, forget=loader).",
+        )
+    return preprocessing
 
 
 def processor_preprocessing(processor: Any) -> Preprocessing:

@@ -42,6 +42,7 @@ def _load(spec: str, weights: str | Path | None, arguments: Mapping[str, Any], m
     kind, _, place = spec.partition(":")
     adapter = _adapter(kind) if place else None
     if adapter is not None:
+        _require_timm_for(arguments, kind)
         if weights is None:
             return adapter.load_pretrained(place, arguments)
         base = adapter.blank(place, arguments)
@@ -52,6 +53,12 @@ def _load(spec: str, weights: str | Path | None, arguments: Mapping[str, Any], m
     folder = Path(spec)
     if not folder.is_dir():
         raise CheckpointError("There is no such model.", where=spec, fix=f"Use one of: {KINDS}.")
+    if weights is not None or arguments:
+        raise RequestError(
+            "A run folder brings its own weights and arguments.",
+            where=spec,
+            fix="Leave out --weights and --model-arg, or name the architecture: timm:NAME.",
+        )
     return _load_folder(folder, module)
 
 
@@ -74,6 +81,9 @@ def new_model(
         adapter = _adapter(kind) if place else None
         if adapter is None:
             raise RequestError("Training from scratch needs an architecture.", where=spec, fix="Use timm:NAME.")
+        if weights is not None:
+            raise RequestError("Training from scratch uses no weights.", where=str(weights), fix="Leave one out.")
+        _require_timm_for(arguments or {}, kind)
         base = adapter.blank(place, arguments or {})
     else:
         base = load_model(spec, weights=weights, arguments=arguments)
@@ -105,6 +115,13 @@ def _classes_in(architecture: Architecture, tensors: Mapping[str, torch.Tensor])
             fix="Name the architecture these weights were trained with.",
         )
     return sizes.pop()
+
+
+def _require_timm_for(arguments: Mapping[str, Any], kind: str) -> None:
+    if arguments and kind != "timm":
+        raise RequestError(
+            f"Only timm's architectures take arguments, got {', '.join(arguments)}.", where=kind, fix="Leave them out."
+        )
 
 
 class _Adapter(Protocol):

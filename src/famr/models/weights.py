@@ -62,7 +62,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             "The file does not hold a dictionary of tensors.", where=str(path), fix="Save model.state_dict()."
         )
-    return {name.removeprefix("module."): tensor for name, tensor in loaded.items()}
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): tensor for name, tensor in loaded.items()}
 
 
 def _is_lfs_pointer(path: Path) -> bool:
@@ -74,7 +74,12 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -
     """Copy tensors into a network; every name and every shape must fit, nothing stays random."""
     expected = module.state_dict()
     # BatchNorm's step counter is absent from older checkpoints and plays no part in any output
-    missing = [n for n in expected if n not in tensors and not n.endswith("num_batches_tracked")]
+    shared = {tensor.data_ptr() for name, tensor in expected.items() if name in tensors}  # tied weights have two names
+    missing = [
+        name
+        for name, tensor in expected.items()
+        if name not in tensors and not name.endswith("num_batches_tracked") and tensor.data_ptr() not in shared
+    ]
     unexpected = [name for name in tensors if name not in expected]
     if missing or unexpected:
         raise CheckpointError(
@@ -103,7 +108,7 @@ def save_weights(module: nn.Module, path: Path) -> None:
     """Write all parameters and buffers as safetensors."""
     from safetensors.torch import save_model
 
-    save_model(module, str(path), metadata={"format": "pt"})
+    save_model(getattr(module, "_orig_mod", module), str(path), metadata={"format": "pt"})  # not torch.compile's shell
     share_as_umask_says(path)
 
 
