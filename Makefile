@@ -25,7 +25,7 @@ tables: $(INSTALLED)          ## rebuild every Markdown table and figure from th
 
 lock: $(INSTALLED)            ## resolve the dependencies anew: pinned, hashed, without index addresses
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-header --no-annotate --extra dev --upgrade pyproject.toml -o requirements.lock
+	  --no-header --no-annotate --extra dev --upgrade pyproject.toml -o requirements.lock
 
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable
@@ -121,6 +122,16 @@ def retrain(
     """The reference: the same training, from the same start, without the forget set."""
     assert splits.retain is not None
     return famr.fit(start(seed), splits.retain, training, seed=seed)
+
+
+def usual_arguments(description: str | None, data: str) -> argparse.ArgumentParser:
+    """What every benchmark is told: where data and weights lie, and where its results go."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help=f"folder of the {data} Parquet files")
+    parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
+    parser.add_argument("--output", type=Path, required=True, help="the result file; cells in it are not run again")
+    parser.add_argument("--models", type=Path, help="where fine-tuned originals are kept for other benchmarks")
+    return parser
 
 
 def vit_tiny(weights: Path, labels: tuple[str, ...]) -> Callable[[int], famr.Classifier]:

@@ -6,21 +6,15 @@ python -m benchmarks.concept_cifar100 --data DIR --weights FILE \
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
-from pathlib import Path
 
 import famr
-from benchmarks.cells import Case, Results, retrain, train_original, vit_tiny
+from benchmarks.cells import Case, Results, retrain, train_original, usual_arguments, vit_tiny
 from benchmarks.paper_cifar100 import TRAINING
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the CIFAR-100 Parquet files")
-    parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--models", type=Path, help="where benchmarks.paper_cifar100 kept its originals")
+    parser = usual_arguments(__doc__, "CIFAR-100")
     parser.add_argument("--superclass", default="fish")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -8,12 +8,10 @@ Every method of `METHODS` forgets the same class from the same original and is h
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
-from pathlib import Path
 
 import famr
-from benchmarks.cells import Case, Results, drawn_classes, log, retrain, train_original, vit_tiny
+from benchmarks.cells import Case, Results, drawn_classes, log, retrain, train_original, usual_arguments, vit_tiny
 from benchmarks.paper_cifar100 import CLASS_SEED, TRAINING
 
 ADAM = famr.FAMR(optimiser="adam", reduction="mean", learning_rate=3e-5, epochs=10)
@@ -35,11 +33,7 @@ def methods() -> dict[str, famr.FAMR]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the CIFAR-100 Parquet files")
-    parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--models", type=Path, help="where the fine-tuned originals are kept")
+    parser = usual_arguments(__doc__, "CIFAR-100")
     parser.add_argument("--classes", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()

@@ -5,23 +5,17 @@ python -m benchmarks.paper_cifar100 --data DIR --weights FILE --output benchmark
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
-from pathlib import Path
 
 import famr
-from benchmarks.cells import Case, Results, drawn_classes, log, retrain, train_original, vit_tiny
+from benchmarks.cells import Case, Results, drawn_classes, log, retrain, train_original, usual_arguments, vit_tiny
 
 CLASS_SEED = 2025
 TRAINING = famr.Training(epochs=8, batch_size=512, learning_rate=7e-4, weight_decay=0.05)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the CIFAR-100 Parquet files")
-    parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--models", type=Path, help="where to keep the fine-tuned originals for other benchmarks")
+    parser = usual_arguments(__doc__, "CIFAR-100")
     parser.add_argument("--classes", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()

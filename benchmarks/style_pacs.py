@@ -6,21 +6,16 @@ python -m benchmarks.style_pacs --data DIR --weights FILE \
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import famr
-from benchmarks.cells import Case, Results, log, retrain, train_original, vit_tiny
+from benchmarks.cells import Case, Results, log, retrain, train_original, usual_arguments, vit_tiny
 
 TRAINING = famr.Training(epochs=8, batch_size=128, learning_rate=2e-4, weight_decay=0.05, compile=False)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the PACS Parquet files")
-    parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
-    parser.add_argument("--output", type=Path, required=True)
+    parser = usual_arguments(__doc__, "PACS")
     parser.add_argument("--style", default="sketch")
     parser.add_argument("--layer", default="blocks.5")
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4])
@@ -37,7 +32,7 @@ def main() -> None:
         "method": paper.to_json(),
     }
     results = Results(arguments.output, facts)
-    original = train_original(start, data, TRAINING, arguments.seed, results, None)
+    original = train_original(start, data, TRAINING, arguments.seed, results, arguments.models)
     splits = famr.split(data, famr.Request(style=("style", arguments.style)))
     case = Case(original, retrain(start, splits, TRAINING, arguments.seed), splits)
     for rate in arguments.learning_rates:
