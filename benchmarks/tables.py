@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def page(name: str, content: dict[str, Any]) -> str:
         f"# {content['benchmark']}",
         f"Made from `{name}.json` by `make tables`.",
         _setting(content),
-        f"## Mean over {len(cells)} {'run' if len(cells) == 1 else 'runs'}",
+        f"## Means ({len(cells)} {'run' if len(cells) == 1 else 'runs'})",
         _means(name, cells),
         "± is half of a 95 % interval (Student's t over the runs). Ret-Acc on held-out images that are not forgotten; "
         "For-Acc, CE, Ent, KL and JS on the forget set; CE, Ent, KL and JS in nats.",
@@ -75,19 +76,15 @@ def _setting(content: dict[str, Any]) -> str:
 
 
 def _means(name: str, cells: list[dict[str, Any]]) -> str:
+    """A row for the original, one for each method, one for the retrained model."""
     rows = [("model", *COLUMNS.values(), "JS to retrained", "seconds")]
-    for model in ("original", "unlearned", "retrained"):
-        figures = [_mean(column, [cell[model][column] for cell in cells]) for column in COLUMNS]
-        js = [cell["gap"]["forget_js_divergence"] for cell in cells]
-        seconds = [cell["seconds"][model] for cell in cells if model in cell["seconds"] and "note" not in cell]
-        rows.append(
-            (
-                model,
-                *figures,
-                _mean("js", js) if model == "unlearned" else "–",
-                _mean("seconds", seconds) if seconds else "–",
-            )
-        )
+    methods = list(dict.fromkeys(cell.get("name", "unlearned") for cell in cells))
+    cases = list({json.dumps((cell["request"], cell["seed"])): cell for cell in cells}.values())  # shared by methods
+    rows.append(_mean_row("original", "original", cases))
+    for method in methods:
+        label = "unlearned" if len(methods) == 1 else method
+        rows.append(_mean_row(label, "unlearned", [c for c in cells if c.get("name", "unlearned") == method]))
+    rows.append(_mean_row("retrained", "retrained", cases))
     if name in PAPER_ROWS:
         printed = PAPER_ROWS[name]
         figures = [in_percent(column, printed[column]) if column in printed else "–" for column in COLUMNS]
@@ -95,14 +92,39 @@ def _means(name: str, cells: list[dict[str, Any]]) -> str:
     return _markdown(rows)
 
 
+def _mean_row(label: str, model: str, cells: list[dict[str, Any]]) -> tuple[str, ...]:
+    figures = [_mean(column, _known(cell[model][column] for cell in cells)) for column in COLUMNS]
+    js = [cell["gap"]["forget_js_divergence"] for cell in cells]
+    seconds = [cell["seconds"][model] for cell in cells if model in cell["seconds"] and "note" not in cell]
+    return (label, *figures, _mean("js", js) if model == "unlearned" else "–", _mean("seconds", seconds))
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 def _every(cells: list[dict[str, Any]]) -> str:
     headings = [*COLUMNS.values()]
-    rows = [("forgotten", "seed", "η", "α", *headings, "retrained Ret-Acc %", "drift", "drift bound", "Gram distance")]
+    rows = [
+        (
+            "forgotten",
+            "method",
+            "seed",
+            "η",
+            "α",
+            *headings,
+            "retrained Ret-Acc %",
+            "drift",
+            "drift bound",
+            "Gram distance",
+        )
+    ]
     for cell in cells:
         first, last = (cell["history"][row]["style_distance"] for row in (0, -1))
         rows.append(
             (
                 _request(cell),
+                cell.get("name", "–"),
                 str(cell["seed"]),
                 f"{cell['method']['learning_rate']:g}",
                 f"{cell['method']['alpha']:g}",
@@ -121,6 +143,8 @@ def _request(cell: dict[str, Any]) -> str:
 
 
 def _mean(column: str, values: list[float]) -> str:
+    if not values:
+        return "–"
     mean = in_percent(column, statistics.fmean(values))
     if len(values) < 2:
         return mean
