@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import famr
+from benchmarks.references import Reference
 from famr.data.dataset import Data
 from famr.devices import pick_device
 from famr.evaluation import accuracy_on, answers_to, compare_answers
 from famr.runs import environment
-from famr.train import Trained
 
 
 def log(text: str) -> None:
@@ -84,16 +84,16 @@ def train_original(
 class Case:
     """A request with its original and its retrained model, whose answers are taken once for every method."""
 
-    def __init__(self, original: famr.Classifier, retrained: Trained, splits: famr.Splits) -> None:
+    def __init__(self, original: famr.Classifier, retrained: Reference, splits: famr.Splits) -> None:
         self.device = pick_device("auto")
         self.original, self.retrained, self.splits = original, retrained, splits
-        self.said = [answers_to(splits, model, self.device) for model in (original, retrained.model)]
+        self.said = answers_to(splits, original, self.device)
 
     def forget(self, name: str, method: famr.FAMR, seed: int, track: bool = True) -> dict[str, Any]:
         """Forget with a method and compare: the cell as plain values."""
         result = famr.forget(self.original, self.splits, method, seed=seed, track_retain=track)
         unlearned = answers_to(self.splits, result.model, self.device)
-        scores = compare_answers(self.said[0], unlearned, self.said[1], self.splits)
+        scores = compare_answers(self.said, unlearned, self.retrained.answers, self.splits)
         kept, found = scores.unlearned, scores.retrained
         assert found is not None
         assert scores.gap is not None
@@ -116,21 +116,13 @@ class Case:
         }
 
 
-def retrain(
-    start: Callable[[int], famr.Classifier], splits: famr.Splits, training: famr.Training, seed: int
-) -> Trained:
-    """The reference: the same training, from the same start, without the forget set."""
-    assert splits.retain is not None
-    return famr.fit(start(seed), splits.retain, training, seed=seed)
-
-
 def usual_arguments(description: str | None, data: str) -> argparse.ArgumentParser:
     """What every benchmark is told: where data and weights lie, and where its results go."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help=f"folder of the {data} Parquet files")
     parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
     parser.add_argument("--output", type=Path, required=True, help="the result file; cells in it are not run again")
-    parser.add_argument("--models", type=Path, help="where fine-tuned originals are kept for other benchmarks")
+    parser.add_argument("--models", type=Path, help="where originals and retrained references are kept for later runs")
     return parser
 
 

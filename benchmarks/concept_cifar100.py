@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import famr
-from benchmarks.cells import Case, Results, retrain, train_original, usual_arguments, vit_tiny
+from benchmarks.cells import Case, Results, train_original, usual_arguments, vit_tiny
 from benchmarks.paper_cifar100 import TRAINING
+from benchmarks.references import reference
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
     results = Results(arguments.output, facts)
     original = train_original(start, data, TRAINING, arguments.seed, results, arguments.models)
     splits = famr.split(data, famr.Request(concept=("superclass", arguments.superclass)))
-    case = Case(original, retrain(start, splits, TRAINING, arguments.seed), splits)
+    case = Case(original, reference(start, splits, TRAINING, arguments.seed, arguments.models), splits)
     results.add(case.forget("paper", method, arguments.seed))
 
 

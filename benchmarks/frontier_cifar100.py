@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import famr
-from benchmarks.cells import Case, Results, drawn_classes, log, retrain, train_original, usual_arguments, vit_tiny
+from benchmarks.cells import Case, Results, drawn_classes, log, train_original, usual_arguments, vit_tiny
 from benchmarks.paper_cifar100 import CLASS_SEED, TRAINING
+from benchmarks.references import reference
 
 ADAM = famr.FAMR(optimiser="adam", reduction="mean", learning_rate=3e-5, epochs=10)
 
@@ -60,7 +61,7 @@ def main() -> None:
             if not missing:
                 continue
             splits = famr.split(data, request)
-            case = Case(original, retrain(start, splits, TRAINING, seed), splits)
+            case = Case(original, reference(start, splits, TRAINING, seed, arguments.models), splits)
             for label, method in missing.items():
                 try:
                     results.add(case.forget(label, method, seed, track=False))

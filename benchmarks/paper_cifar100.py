@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import famr
-from benchmarks.cells import Case, Results, drawn_classes, log, retrain, train_original, usual_arguments, vit_tiny
+from benchmarks.cells import Case, Results, drawn_classes, log, train_original, usual_arguments, vit_tiny
+from benchmarks.references import reference
 
 CLASS_SEED = 2025
 TRAINING = famr.Training(epochs=8, batch_size=512, learning_rate=7e-4, weight_decay=0.05)
@@ -41,7 +42,7 @@ def main() -> None:
         original = train_original(start, data, TRAINING, seed, results, arguments.models)
         for request in missing:
             splits = famr.split(data, request)
-            case = Case(original, retrain(start, splits, TRAINING, seed), splits)
+            case = Case(original, reference(start, splits, TRAINING, seed, arguments.models), splits)
             results.add(case.forget("paper", method, seed, track=seed == arguments.seeds[0]))
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import famr
-from benchmarks.cells import Case, Results, log, retrain, train_original, usual_arguments, vit_tiny
+from benchmarks.cells import Case, Results, log, train_original, usual_arguments, vit_tiny
+from benchmarks.references import reference
 
 TRAINING = famr.Training(epochs=8, batch_size=128, learning_rate=2e-4, weight_decay=0.05, compile=False)
 
@@ -34,7 +35,7 @@ def main() -> None:
     results = Results(arguments.output, facts)
     original = train_original(start, data, TRAINING, arguments.seed, results, arguments.models)
     splits = famr.split(data, famr.Request(style=("style", arguments.style)))
-    case = Case(original, retrain(start, splits, TRAINING, arguments.seed), splits)
+    case = Case(original, reference(start, splits, TRAINING, arguments.seed, arguments.models), splits)
     for rate in arguments.learning_rates:
         for alpha in (1.0, 0.0):
             method = replace(paper, learning_rate=rate, alpha=alpha)
