@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # One thread a process, here and in every process the tests start: the networks are tiny, waiting for each other is not.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -22,6 +23,11 @@ from famr.train import Trained
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
+
+
+def alg1(**changes: Any) -> famr.FAMR:
+    """The paper's algorithm with other numbers."""
+    return replace(famr.FAMR.paper(), **changes)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import famr
+from conftest import alg1
 from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import kfac_factors
@@ -168,7 +169,7 @@ def test_kfac_of_a_linear_model_and_one_input_is_its_exact_fisher() -> None:
 def test_kfac_holds_a_network_of_linear_layers_alone() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     pairs = [(torch.randn(6, 3, 2, 2), torch.arange(6) % 3)]
-    method = famr.FAMR(anchor="kfac", learning_rate=1e-2, epochs=1)
+    method = alg1(anchor="kfac", learning_rate=1e-2, epochs=1)
     result = famr.forget(module, forget=pairs, anchor_images=pairs, method=method)
     assert result.history[-1].loss_anchor > 0
 
@@ -225,7 +226,7 @@ SETTINGS = {"optimiser": "adam", "learning_rate": 3e-4, "reduction": "mean", "ba
 
 
 def kept(original: famr.Classifier, splits: famr.Splits, **changes: object) -> famr.Unlearned:
-    return famr.forget(original, splits, famr.FAMR.from_json({**SETTINGS, **changes}), device="cpu")
+    return famr.forget(original, splits, alg1(**{**SETTINGS, **changes}), device="cpu")
 
 
 def test_holding_a_few_answers_keeps_more_retained_accuracy(
@@ -271,7 +272,7 @@ def test_an_anchor_without_its_images_is_refused(
 
 def test_other_images_can_stand_in_for_retained_ones(original: famr.Classifier, digits: Data) -> None:
     alone = famr.forget_only(digits.train.where(digits.train.targets == 3))
-    method = famr.FAMR.from_json({**SETTINGS, "function_strength": 1.0, "epochs": 1})
+    method = alg1(**{**SETTINGS, "function_strength": 1.0, "epochs": 1})
     proxy = digits.train.where(digits.train.targets != 3)
     result = famr.forget(original, alone, method, anchor_images=proxy, device="cpu")
     assert result.history[-1].loss_anchor > 0

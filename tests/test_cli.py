@@ -15,11 +15,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import famr
-from conftest import Outcome
+from conftest import Outcome, alg1
 from famr.data import Data
 from famr.digests import folder_digests
 
-QUICK = ("--epochs", 2, "--device", "cpu", "--quiet")
+QUICK = ("--paper", "--no-gates", "--epochs", 2, "--device", "cpu", "--quiet")
 
 
 def write_digits(digits: Data, folder: Path, each: int, names: tuple[str, ...] | None = None) -> Path:
@@ -50,7 +50,7 @@ def test_forget_a_class_then_evaluate_the_run(run: Callable[..., Outcome], origi
     folder = tmp_path / "no-3"
     forgot = run(
         "forget", "--model", original_run, "--data", "digits", "--class", "3", "--output-dir", folder, "--json",
-        "--learning-rate", 3e-4, "--device", "cpu", "--quiet",
+        "--device", "cpu", "--quiet",
     )  # fmt: skip
     assert forgot.code == 0
     scores = json.loads(forgot.out)
@@ -133,7 +133,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
 ) -> None:
     done = run(
         "forget", "--model", original_run, "--data", "digits", "--class", "3", "--output-dir", tmp_path / "run",
-        "--epochs", 2, "--device", "cpu", "--json",
+        "--paper", "--no-gates", "--epochs", 2, "--device", "cpu", "--json",
     )  # fmt: skip
     lines = [line for line in done.err.splitlines() if "epoch" in line]
     assert [line.partition("epoch ")[2][0] for line in lines] == ["0", "1", "2"]
@@ -150,10 +150,11 @@ def test_the_demo_tells_the_whole_story(
     from famr.cli import demo
 
     monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, epochs=1))
-    monkeypatch.setattr(demo, "METHOD", replace(demo.METHOD, epochs=2))
+    for name in ("METHOD", "PAPER"):
+        monkeypatch.setattr(demo, name, replace(getattr(demo, name), epochs=2, strength=1.0))
     done = run("demo", "--output-dir", tmp_path / "demo", "--quiet")
     assert done.code == 0, done.err
-    for words in ("original", "unlearned", "retrained", "set for so small a model"):
+    for words in ("original", "unlearned", "retrained", "paper's Alg. 1", "set for so small a model"):
         assert words in done.out
     for model in ("original", "unlearned", "retrained"):
         famr.load_model(str(tmp_path / "demo" / model))
@@ -344,7 +345,7 @@ def test_options_that_would_be_ignored_are_refused(
 def test_a_run_saved_from_python_can_be_evaluated_with_its_data(
     run: Callable[..., Outcome], original_run: Path, without_three: famr.Splits, tmp_path: Path
 ) -> None:
-    result = famr.forget(famr.load_model(str(original_run)), without_three, famr.FAMR(epochs=1), device="cpu")
+    result = famr.forget(famr.load_model(str(original_run)), without_three, alg1(epochs=1), device="cpu")
     scores = famr.evaluate(result, without_three, device="cpu")
     folder = result.save(tmp_path / "run", scores=scores)
     assert run("evaluate", folder, "--device", "cpu").code == 2  # it does not say which data

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import famr
+from conftest import alg1
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
 from famr.evaluation import Answers, score
@@ -96,7 +97,7 @@ def test_score_agrees_with_a_loop_over_images() -> None:
 
 @pytest.fixture(scope="module")
 def result(original: famr.Classifier, without_three: famr.Splits) -> famr.Unlearned:
-    return famr.forget(original, without_three, famr.FAMR(learning_rate=3e-4), device="cpu")
+    return famr.forget(original, without_three, alg1(learning_rate=3e-4), device="cpu")
 
 
 def test_retained_accuracy_leaves_the_forgotten_class_out(
@@ -155,7 +156,7 @@ def test_gaps_are_distances_to_the_retrained_model(
 
 def test_samples_have_no_held_out_counterpart(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(digits, famr.Request(samples=[0, 5, 9]))
-    result = famr.forget(original, splits, famr.FAMR(epochs=1), device="cpu")
+    result = famr.forget(original, splits, alg1(epochs=1), device="cpu")
     scores = famr.evaluate(result, splits, device="cpu")
     assert scores.unlearned.forget_test_accuracy is None
     assert "no held-out counterpart" in scores.not_available["forget_test_accuracy"]
@@ -165,7 +166,7 @@ def test_samples_have_no_held_out_counterpart(original: famr.Classifier, digits:
 def test_images_alone_are_enough_and_the_rest_is_not_available(original: famr.Classifier, digits: Data) -> None:
     threes = digits.train.where(digits.train.targets == 3)
     splits = famr.forget_only(threes)
-    result = famr.forget(original, splits, famr.FAMR(epochs=2), device="cpu")
+    result = famr.forget(original, splits, alg1(epochs=2), device="cpu")
     scores = famr.evaluate(result, splits, device="cpu")
     assert scores.unlearned.retain_accuracy is None
     assert scores.unlearned.forget_accuracy is not None
@@ -175,7 +176,7 @@ def test_images_alone_are_enough_and_the_rest_is_not_available(original: famr.Cl
 def test_images_without_labels_are_forgotten_but_not_scored_by_label(original: famr.Classifier, digits: Data) -> None:
     threes = digits.train.where(digits.train.targets == 3).with_targets([-1] * 10)
     splits = famr.forget_only(threes)
-    result = famr.forget(original, splits, famr.FAMR(epochs=2), device="cpu")
+    result = famr.forget(original, splits, alg1(epochs=2), device="cpu")
     scores = famr.evaluate(result, splits, device="cpu")
     assert scores.unlearned.forget_accuracy is None
     assert scores.unlearned.forget_cross_entropy is None

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import famr
+from conftest import alg1
 from famr.data import Data
 from famr.digests import file_digest
 from famr.errors import CheckpointError, RequestError
@@ -98,7 +99,7 @@ def test_a_forgotten_model_loads_in_its_own_library_bit_for_bit(
 
     original = famr.load_model(str(source))
     assert original.labels == LABELS
-    result = famr.forget(original, splits, famr.FAMR(epochs=2), device="cpu", track_retain=False)
+    result = famr.forget(original, splits, alg1(epochs=2), device="cpu", track_retain=False)
     folder = result.save(tmp_path / "unlearned")
 
     size = original.preprocessing

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import famr
+from conftest import alg1
 from famr.batches import order
 from famr.errors import NumericsError, RequestError
 from famr.objective import target_kl, uniform_target
@@ -64,7 +65,7 @@ def weights(module: nn.Module) -> Tensor:
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_the_loop_agrees_with_autograd_through_the_whole_objective(optimiser: str, reduction: str) -> None:
     settings = {"optimiser": optimiser, "reduction": reduction, "strength": 2.0, "learning_rate": 1e-2, "epochs": 4}
-    method = famr.FAMR.from_json(settings)
+    method = alg1(**settings)
     module = network()
     found = famr.forget(module, method=method, forget=batches(), device="cpu")
     torch.testing.assert_close(weights(found.module), weights(slow_loop(module, method)), rtol=1e-4, atol=1e-6)
@@ -74,8 +75,8 @@ def test_the_loop_agrees_with_autograd_through_the_whole_objective(optimiser: st
 def test_adamw_pulls_back_past_adams_scaling() -> None:
     """One step: θ₁ is Adam's; the second begins with θ ← θ − ηλ(θ − θ₀)."""
     module, rate, strength = network(), 1e-2, 5.0
-    first = famr.FAMR(optimiser="adamw", strength=strength, learning_rate=rate, epochs=1)
-    free = famr.FAMR(optimiser="adam", strength=0.0, learning_rate=rate, epochs=1)
+    first = alg1(optimiser="adamw", strength=strength, learning_rate=rate, epochs=1)
+    free = alg1(optimiser="adam", strength=0.0, learning_rate=rate, epochs=1)
     one = batches()[:1]
     torch.testing.assert_close(
         weights(famr.forget(module, method=first, forget=one).module),
@@ -91,7 +92,7 @@ def test_adamw_pulls_back_past_adams_scaling() -> None:
             for parameter, before in zip(expected.parameters(), start, strict=True):
                 parameter -= rate * strength * (parameter - before)
         optimiser.step()
-    twice = famr.FAMR(optimiser="adamw", strength=strength, learning_rate=rate, epochs=2)
+    twice = alg1(optimiser="adamw", strength=strength, learning_rate=rate, epochs=2)
     torch.testing.assert_close(weights(famr.forget(module, method=twice, forget=one).module), weights(expected))
 
 
@@ -103,13 +104,13 @@ def test_the_paper_preset_has_the_papers_numbers() -> None:
 
 def test_batchnorm_statistics_do_not_move() -> None:
     module = network().train()
-    found = famr.forget(module, method=famr.FAMR(learning_rate=1e-2), forget=batches(), device="cpu")
+    found = famr.forget(module, method=alg1(learning_rate=1e-2), forget=batches(), device="cpu")
     for name, buffer in module.named_buffers():
         assert torch.equal(buffer, dict(found.module.named_buffers())[name]), name
 
 
 def test_dropout_is_off_so_that_two_runs_without_a_seed_in_common_agree() -> None:
-    method = famr.FAMR(learning_rate=1e-2, epochs=2)
+    method = alg1(learning_rate=1e-2, epochs=2)
     one = batches()[:1]
     runs = [famr.forget(network().train(), method=method, forget=one, seed=seed, device="cpu") for seed in (1, 2)]
     assert torch.equal(weights(runs[0].module), weights(runs[1].module))
@@ -118,14 +119,14 @@ def test_dropout_is_off_so_that_two_runs_without_a_seed_in_common_agree() -> Non
 def test_input_model_is_not_mutated() -> None:
     module = network().train()
     before, flags = weights(module).clone(), [m.training for m in module.modules()]
-    famr.forget(module, method=famr.FAMR(learning_rate=1e-2), forget=batches(), device="cpu")
+    famr.forget(module, method=alg1(learning_rate=1e-2), forget=batches(), device="cpu")
     assert torch.equal(weights(module), before)
     assert flags == [m.training for m in module.modules()]
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
 def test_the_result_carries_no_gradients() -> None:
-    found = famr.forget(network(), method=famr.FAMR(epochs=1), forget=batches(), device="cpu")
+    found = famr.forget(network(), method=alg1(epochs=1), forget=batches(), device="cpu")
     assert all(parameter.grad is None for parameter in found.module.parameters())
 
 
@@ -133,7 +134,7 @@ def test_frozen_parameters_stay_where_they_are() -> None:
     module = network()
     for parameter in module.body.parameters():  # type: ignore[union-attr]
         parameter.requires_grad_(False)
-    found = famr.forget(module, method=famr.FAMR(learning_rate=1e-2), forget=batches(), device="cpu").module
+    found = famr.forget(module, method=alg1(learning_rate=1e-2), forget=batches(), device="cpu").module
     assert torch.equal(weights(found.body), weights(module.body))  # type: ignore[arg-type]
     assert not torch.equal(weights(found.head), weights(module.head))  # type: ignore[arg-type]
 
@@ -141,7 +142,7 @@ def test_frozen_parameters_stay_where_they_are() -> None:
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
-    method = famr.FAMR(epochs=2)
+    method = alg1(epochs=2)
     first, again, other = (
         famr.forget(original, without_three, method, seed=seed, device="cpu", track_retain=False).model.digest()
         for seed in (0, 0, 1)
@@ -154,14 +155,14 @@ def test_the_callers_random_state_is_left_alone(original: famr.Classifier, witho
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
-    famr.forget(original, without_three, famr.FAMR(epochs=1), device="cpu", track_retain=False)
+    famr.forget(original, without_three, alg1(epochs=1), device="cpu", track_retain=False)
     assert torch.equal(torch.rand(3), expected)
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_a_loss_that_is_no_number_names_its_step_and_stops() -> None:
     with pytest.raises(NumericsError, match="finite") as caught:  # the first step leads out of all numbers
-        famr.forget(network(), method=famr.FAMR(learning_rate=1e38), forget=batches(), device="cpu")
+        famr.forget(network(), method=alg1(learning_rate=1e38), forget=batches(), device="cpu")
     assert caught.value.exit_code == 5
     assert caught.value.where == "epoch 1, step 2"
 
@@ -170,25 +171,25 @@ def test_images_that_are_no_numbers_are_noticed_before_the_first_step() -> None:
     broken = batches()
     broken[1][0][0, 0, 0, 0] = float("nan")
     with pytest.raises(NumericsError, match="finite") as caught:
-        famr.forget(network(), method=famr.FAMR(), forget=broken, device="cpu")
+        famr.forget(network(), method=alg1(), forget=broken, device="cpu")
     assert caught.value.where == "before the first step"
 
 
 def test_a_last_step_that_ruins_the_answers_is_noticed() -> None:
     one = batches()[:1]
     with pytest.raises(NumericsError, match="finite"):
-        famr.forget(network(), method=famr.FAMR(learning_rate=1e20, epochs=1), forget=one, device="cpu")
+        famr.forget(network(), method=alg1(learning_rate=1e20, epochs=1), forget=one, device="cpu")
 
 
 def test_divergence_is_an_error_and_not_a_result() -> None:
     with pytest.raises(NumericsError, match="finite"):
-        famr.forget(network(), method=famr.FAMR(learning_rate=1e30), forget=batches(), device="cpu")
+        famr.forget(network(), method=alg1(learning_rate=1e30), forget=batches(), device="cpu")
 
 
 def test_bf16_autocast_stays_close_to_full_precision() -> None:
-    method = famr.FAMR(learning_rate=1e-2, epochs=2)
+    method = alg1(learning_rate=1e-2, epochs=2)
     full = famr.forget(network(), method=method, forget=batches(), device="cpu")
-    half = famr.forget(network(), method=famr.FAMR(learning_rate=1e-2, epochs=2, precision="bf16"), forget=batches())
+    half = famr.forget(network(), method=alg1(learning_rate=1e-2, epochs=2, precision="bf16"), forget=batches())
     assert half.module.head.weight.dtype == torch.float32  # type: ignore[union-attr]
     torch.testing.assert_close(weights(half.module), weights(full.module), rtol=0.1, atol=5e-3)
 
@@ -210,7 +211,7 @@ def test_bf16_autocast_stays_close_to_full_precision() -> None:
 )
 def test_bad_settings_fail_when_they_are_given(name: str, value: object) -> None:
     with pytest.raises(RequestError, match=name) as caught:
-        famr.FAMR.from_json({name: value, **({"style_layer": "x"} if name == "beta" else {})})
+        alg1(**{name: value, **({"style_layer": "x"} if name == "beta" else {})})
     assert repr(value) in str(caught.value)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import famr
+from conftest import alg1
 from famr.digests import check_complete, file_digest, folder_digests
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.runs import read_unlearning, staged
@@ -17,7 +18,7 @@ from famr.runs import read_unlearning, staged
 
 @pytest.fixture(scope="module")
 def result(original: famr.Classifier, without_three: famr.Splits) -> famr.Unlearned:
-    return famr.forget(original, without_three, famr.FAMR(epochs=2), device="cpu", track_retain=False)
+    return famr.forget(original, without_three, alg1(epochs=2), device="cpu", track_retain=False)
 
 
 def test_a_run_folder_holds_what_it_promises(result: famr.Unlearned, tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_the_same_request_and_seed_twice_give_identical_digests(
 ) -> None:
     folders = []
     for name in ("first", "second"):
-        again = famr.forget(original, without_three, famr.FAMR(epochs=2), device="cpu")
+        again = famr.forget(original, without_three, alg1(epochs=2), device="cpu")
         folders.append(folder_digests(again.save(tmp_path / name)))
     clocked = {"unlearning/history.jsonl", "unlearning/run.json"}  # these hold seconds
     assert {name: digest for name, digest in folders[0].items() if name not in clocked} == {
@@ -154,7 +155,7 @@ def test_hostile_class_names_stay_text_in_the_model_card(
     from dataclasses import replace
 
     request = famr.Request(classes=["<script>alert(1)</script>\n# heading | cell"])
-    result = famr.forget(original, replace(without_three, request=request), famr.FAMR(epochs=1), track_retain=False)
+    result = famr.forget(original, replace(without_three, request=request), alg1(epochs=1), track_retain=False)
     card = (result.save(tmp_path / "run") / "README.md").read_text(encoding="utf-8")
     assert "<script>" not in card
     assert "\n# heading" not in card

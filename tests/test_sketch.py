@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import famr
+from conftest import alg1
 from famr.data import Data
 from famr.errors import CheckpointError
 
@@ -25,7 +26,12 @@ def test_a_sketch_comes_back_from_its_file(sketch: famr.Sketch, tmp_path: Path) 
     sketch.save(tmp_path / "a.safetensors")
     again = famr.Sketch.load(tmp_path / "a.safetensors")
     assert again.weights_sha256 == sketch.weights_sha256
-    assert (again.images, again.held_out_entropy) == (120, sketch.held_out_entropy)
+    assert (again.images, again.class_counts) == (120, sketch.class_counts)
+    assert again.held_out is not None
+    assert sketch.held_out is not None
+    assert again.held_out.entropy == sketch.held_out.entropy
+    assert again.held_out.entropy_when_wrong == sketch.held_out.entropy_when_wrong
+    assert torch.equal(again.held_out.margins, sketch.held_out.margins)  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(again.diagonal, sketch.diagonal, strict=True))
     for ours, theirs in zip(again.layers, sketch.layers, strict=True):
         assert (ours.weight, ours.bias) == (theirs.weight, theirs.bias)
@@ -39,7 +45,7 @@ def test_a_sketch_and_the_images_it_was_taken_from_hold_alike(
 ) -> None:
     from famr.batches import order
 
-    method = famr.FAMR.from_json({**SETTINGS, "anchor": anchor, "strength": 10.0, "fisher_images": 120, "epochs": 2})
+    method = alg1(**{**SETTINGS, "anchor": anchor, "strength": 10.0, "fisher_images": 120, "epochs": 2})
     same = digits.train.take(order(len(digits.train), 0)[:120]).take(torch.argsort(order(120, 0)))
     by_sketch = famr.forget(original, without_three, method, sketch=sketch, device="cpu", track_retain=False)
     by_images = famr.forget(original, without_three, method, anchor_images=same, device="cpu", track_retain=False)
@@ -51,7 +57,7 @@ def test_with_a_sketch_the_forget_images_are_enough(
     original: famr.Classifier, digits: Data, without_three: famr.Splits, sketch: famr.Sketch
 ) -> None:
     alone = famr.forget_only(without_three.forget)
-    method = famr.FAMR.from_json({**SETTINGS, "anchor": "kfac", "strength": 30.0})
+    method = alg1(**{**SETTINGS, "anchor": "kfac", "strength": 30.0})
     result = famr.forget(original, alone, method, sketch=sketch, device="cpu")
     scores = famr.compare(original, result.model, None, without_three, device="cpu")
     assert scores.unlearned.forget_accuracy < 0.05  # type: ignore[operator]
@@ -98,10 +104,35 @@ def test_sketch_and_forget_from_the_command_line(
     assert run(*taken)[0] == 2  # it exists
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     options = ("--model", original_run, "--data", "digits", "--class", "3", "--anchor", "kfac", "--sketch", file)
-    code, _, err = run("forget", *options, "--epochs", 1, "--device", "cpu", "-q", "--output-dir", tmp_path / "run")
+    options = (*options, "--paper", "--no-gates", "--epochs", 1, "--device", "cpu", "-q")
+    code, _, err = run(
+        "forget",
+        *options,
+        "--paper",
+        "--no-gates",
+        "--epochs",
+        1,
+        "--device",
+        "cpu",
+        "-q",
+        "--output-dir",
+        tmp_path / "run",
+    )
     assert code == 0, err
     again = ("--model", tmp_path / "run", *options[2:])
-    code, _, err = run("forget", *again, "--epochs", 1, "--device", "cpu", "-q", "--output-dir", tmp_path / "next")
+    code, _, err = run(
+        "forget",
+        *again,
+        "--paper",
+        "--no-gates",
+        "--epochs",
+        1,
+        "--device",
+        "cpu",
+        "-q",
+        "--output-dir",
+        tmp_path / "next",
+    )
     assert code == 4
     assert "other weights" in err
     assert not (tmp_path / "next").exists()

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import famr
+from conftest import alg1
 from famr.data import Data
 from famr.errors import RequestError
 from famr.evaluation import answers
 from famr.metrics.forgetting import entropy
-from famr.targets import class_means, masked_target, matching_temperature, tempered_target
+from famr.targets import margins, masked_target, matching_temperature, reference_target, tempered_target
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -51,25 +52,44 @@ def test_matching_temperature_stays_finite_where_no_temperature_fits() -> None:
     assert matching_temperature(random(4, 6), wanted=-1.0) == pytest.approx(1 / 64)
 
 
-def test_class_means_agree_with_a_loop() -> None:
-    logits, labels = random(9, 4), torch.tensor([0, 0, 1, 2, 2, 2, 1, 0, 2])
-    found = class_means(logits, labels)
-    for label in range(3):
-        expected = torch.stack([torch.softmax(z, -1) for z, y in zip(logits, labels, strict=True) if y == label])
-        torch.testing.assert_close(found[label], expected.mean(dim=0))
-    assert bool(found[3].isnan().all())
+def test_margins_are_the_log_odds_of_the_true_class() -> None:
+    logits, labels = random(9, 4), torch.tensor([0, 0, 1, 2, 2, 2, 1, 0, 3])
+    p = torch.softmax(logits, dim=-1)[torch.arange(9), labels]
+    torch.testing.assert_close(margins(logits, labels), (p / (1 - p)).log())
 
 
-MASKED = famr.FAMR(target="masked", optimiser="adam", learning_rate=3e-4, reduction="mean", batch_size=32)
+def test_reference_target_is_as_sure_as_held_out_images_rank_by_rank() -> None:
+    """With as many held-out images as forget images the sorted log-odds are exactly theirs, if those are lower."""
+    logits, labels = random(30, 4), torch.arange(30) % 4
+    held_out = margins(logits, labels).min() - torch.rand(30, dtype=torch.float64)
+    q = reference_target(logits, labels, held_out)
+    found = margins(q.log(), labels)
+    by_loop = torch.quantile(held_out, (torch.arange(30, dtype=torch.float64) + 0.5) / 30)
+    torch.testing.assert_close(found.sort().values, by_loop)
+    assert torch.equal(found.argsort(), margins(logits, labels).argsort())
+    for z, target, y in zip(logits, q, labels, strict=True):
+        others = [k for k in range(4) if k != y]
+        torch.testing.assert_close(target[others] / target[others].sum(), torch.softmax(z[others], dim=-1))
 
 
-def test_masked_forgetting_is_as_sure_as_the_original_is_on_new_images(
+def test_reference_target_makes_no_image_surer_than_it_was() -> None:
+    logits, labels = random(20, 4), torch.arange(20) % 4
+    q = reference_target(logits, labels, held_out=torch.full((7,), 50.0))
+    torch.testing.assert_close(q, torch.softmax(logits, dim=-1))
+
+
+MASKED = alg1(target="masked", optimiser="adam", learning_rate=3e-4, reduction="mean", batch_size=32)
+
+
+def test_masked_forgetting_is_as_unsure_as_the_original_is_where_it_is_wrong(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
     result = famr.forget(original, without_three, MASKED, device="cpu", track_retain=False)
     last = result.history[-1]
     assert without_three.test is not None
-    usual = float(entropy(answers(original, without_three.test, torch.device("cpu")).logits).mean())
+    said = answers(original, without_three.test, torch.device("cpu"))
+    wrong = said.logits.argmax(dim=-1) != said.targets
+    usual = float(entropy(said.logits[wrong]).mean())
     assert last.forget_accuracy < 0.05  # type: ignore[operator]
     assert last.forget_entropy == pytest.approx(usual, abs=0.35)
     assert result.method.temperature is not None
@@ -88,7 +108,7 @@ def test_samples_keep_a_likely_answer(original: famr.Classifier, digits: Data) -
     splits = famr.split(digits, famr.Request(samples=list(range(0, 300, 3))))
     settings = {"optimiser": "adam", "learning_rate": 1e-4, "reduction": "mean", "batch_size": 32, "epochs": 3}
     for target in ("reference", "tempered"):
-        method = famr.FAMR.from_json({"target": target, **settings})
+        method = alg1(**{"target": target, **settings})
         result = famr.forget(original, splits, method, device="cpu", track_retain=False)
         assert result.history[-1].forget_accuracy > 0.8  # type: ignore[operator]
         assert result.history[-1].loss_forget < 0.2
@@ -101,23 +121,24 @@ def test_masked_for_samples_is_refused(original: famr.Classifier, digits: Data) 
 
 
 def test_reference_for_a_whole_class_is_refused(original: famr.Classifier, without_three: famr.Splits) -> None:
-    with pytest.raises(RequestError, match="held-out images of every class"):
-        famr.forget(original, without_three, famr.FAMR(target="reference"), device="cpu")
+    for target in ("reference", "tempered"):
+        with pytest.raises(RequestError, match="for samples"):
+            famr.forget(original, without_three, alg1(target=target), device="cpu")
 
 
 def test_without_held_out_images_a_temperature_must_be_given(original: famr.Classifier, digits: Data) -> None:
     alone = famr.forget_only(digits.train.where(digits.train.targets == 3))
     with pytest.raises(RequestError, match="temperature"):
-        famr.forget(original, alone, famr.FAMR(target="masked"), device="cpu")
+        famr.forget(original, alone, alg1(target="masked"), device="cpu")
     with pytest.raises(RequestError, match="held-out images"):
-        famr.forget(original, alone, famr.FAMR(target="reference"), device="cpu")
-    method = famr.FAMR(target="masked", temperature=0.5, epochs=1)
+        famr.forget(original, alone, alg1(target="reference"), device="cpu")
+    method = alg1(target="masked", temperature=0.5, epochs=1)
     assert famr.forget(original, alone, method, device="cpu").method.temperature == 0.5
 
 
 def test_a_loaders_labels_say_which_classes_are_masked() -> None:
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
     batches = [(torch.randn(6, 3, 2, 2), torch.full((6,), 1))]
-    method = famr.FAMR(target="masked", temperature=1.0, learning_rate=0.1, epochs=100)
+    method = alg1(target="masked", temperature=1.0, learning_rate=0.1, epochs=100)
     found = famr.forget(module, forget=batches, method=method)
     assert float(torch.softmax(found.module(batches[0][0]).detach(), dim=-1)[:, 1].max()) < 0.1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import famr
+from conftest import alg1
 from famr.anchors import Held, L2Anchor
 from famr.batches import loader_batches
 from famr.objective import target_kl, uniform_target
@@ -51,12 +52,12 @@ def largest_curvature(module: nn.Module, inputs: Tensor) -> float:
 
 def path(module: nn.Module, inputs: Tensor, strength: float, rate: float, epochs: int) -> list[Tensor]:
     """Every iterate of Alg. 1 with the whole forget set in one batch."""
-    method = famr.FAMR(strength=strength, learning_rate=rate, epochs=epochs)
+    method = alg1(strength=strength, learning_rate=rate, epochs=epochs)
     start = [parameter.detach().clone() for parameter in module.parameters()]
     flat = [torch.cat([parameter.flatten() for parameter in start])]
     whole = loader_batches([(inputs, torch.zeros(len(inputs), dtype=torch.long))], torch.device("cpu"))
     loss = lambda batch: target_kl(module(batch.images), uniform_target(4)).sum()  # noqa: E731
-    for _ in minimise(module, [Held(L2Anchor(start), strength)], loss, whole, method, seed=0):
+    for _ in minimise(module, [Held(L2Anchor(start), strength)], loss, whole, 1, method, seed=0):
         flat.append(torch.cat([parameter.detach().flatten() for parameter in module.parameters()]))
     return flat
 
@@ -105,9 +106,9 @@ def test_strong_anchor_returns_the_original_model(linear: tuple[nn.Module, Tenso
 def test_strong_anchor_returns_the_original_answers_of_a_vit(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
-    method = famr.FAMR(strength=1e6, learning_rate=1e-7, epochs=3)
+    method = alg1(strength=1e6, learning_rate=1e-7, epochs=3)
     held = famr.forget(original, without_three, method, device="cpu")
-    free = famr.forget(original, without_three, famr.FAMR(strength=0, learning_rate=1e-4, epochs=3), device="cpu")
+    free = famr.forget(original, without_three, alg1(strength=0, learning_rate=1e-4, epochs=3), device="cpu")
     assert held.history[-1].forget_kl < 1e-4
     assert held.drift < 1e-3 < free.drift
 
@@ -118,8 +119,8 @@ def test_strong_anchor_returns_the_original_answers_of_a_vit(
 def test_drift_stays_within_the_bound_of_proposition_1(
     original: famr.Classifier, without_three: famr.Splits, optimiser: str, reduction: str, strength: float
 ) -> None:
-    method = famr.FAMR.from_json(
-        {
+    method = alg1(
+        **{
             "optimiser": optimiser,
             "reduction": reduction,
             "strength": strength,
@@ -137,7 +138,7 @@ def test_drift_stays_within_the_bound_of_proposition_1(
 
 
 def test_the_bound_is_withheld_where_its_premise_fails(original: famr.Classifier, without_three: famr.Splits) -> None:
-    wild = famr.FAMR(learning_rate=0.05, strength=1e3, epochs=1, batch_size=146)
+    wild = alg1(learning_rate=0.05, strength=1e3, epochs=1, batch_size=146)
     result = famr.forget(original, without_three, wild, device="cpu", track_retain=False)
     assert result.history[-1].loss_total > result.history[0].loss_total
     assert result.drift_bound is None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import famr
+from conftest import alg1
 from famr.batches import Batch
 from famr.data import Data
 from famr.errors import CheckpointError, DataError, RequestError
@@ -34,7 +35,7 @@ def network(classes: int = 4) -> nn.Module:
 
 def test_three_lines_are_enough_for_somebody_elses_script() -> None:
     module = network()
-    result = famr.forget(module, forget=loader(), method=famr.FAMR(learning_rate=1e-2))
+    result = famr.forget(module, forget=loader(), method=alg1(learning_rate=1e-2))
     first, last = result.history[0], result.history[-1]
     assert last.forget_entropy > first.forget_entropy
     assert isinstance(result.module, nn.Sequential)
@@ -43,13 +44,13 @@ def test_three_lines_are_enough_for_somebody_elses_script() -> None:
 
 
 def test_answers_are_compared_image_by_image_although_the_loader_shuffles() -> None:
-    still = famr.forget(network(), forget=loader(), method=famr.FAMR(learning_rate=1e-12, epochs=3))
+    still = famr.forget(network(), forget=loader(), method=alg1(learning_rate=1e-12, epochs=3))
     assert all(abs(row.forget_kl) < 1e-6 for row in still.history)
 
 
 def test_a_generator_serves_every_epoch() -> None:
     batches = [(torch.randn(4, 3, 8, 8), torch.arange(4))]
-    method = famr.FAMR(learning_rate=1e-2, epochs=3)
+    method = alg1(learning_rate=1e-2, epochs=3)
     once = famr.forget(network(), forget=(batch for batch in batches), method=method)
     kept = famr.forget(network(), forget=batches, method=method)
     assert once.history[-1].step == 3
@@ -65,7 +66,7 @@ def test_logits_wrapped_in_an_object_are_found() -> None:
         def forward(self, images: Tensor) -> SimpleNamespace:
             return SimpleNamespace(logits=self.inner(images))
 
-    method = famr.FAMR(learning_rate=1e-2, epochs=1)
+    method = alg1(learning_rate=1e-2, epochs=1)
     batches = [(torch.randn(4, 3, 8, 8), torch.arange(4))]
     wrapped, plain = (famr.forget(module, forget=batches, method=method) for module in (Wrapped(), network()))
     assert wrapped.history[-1].loss_forget == plain.history[-1].loss_forget
@@ -90,7 +91,7 @@ def test_splits_and_loader_exclude_each_other(without_three: famr.Splits) -> Non
 
 def test_events_tell_every_step_and_every_epoch(original: famr.Classifier, without_three: famr.Splits) -> None:
     events: list[object] = []
-    method = famr.FAMR(epochs=2, batch_size=64)
+    method = alg1(epochs=2, batch_size=64)
     famr.forget(original, without_three, method, device="cpu", track_retain=False, on_event=events.append)
     rows = [event for event in events if isinstance(event, HistoryRow)]
     assert [row.epoch for row in rows] == [0, 1, 2]
@@ -98,7 +99,7 @@ def test_events_tell_every_step_and_every_epoch(original: famr.Classifier, witho
 
 
 def test_total_loss_is_forget_loss_plus_anchor(original: famr.Classifier, without_three: famr.Splits) -> None:
-    method = famr.FAMR(epochs=2, strength=7.0)
+    method = alg1(epochs=2, strength=7.0)
     result = famr.forget(original, without_three, method, device="cpu", track_retain=False)
     for row in result.history:
         assert row.loss_anchor == pytest.approx(7.0 / 2 * row.drift**2)
@@ -112,7 +113,7 @@ def test_total_loss_is_forget_loss_plus_anchor(original: famr.Classifier, withou
 def test_a_concept_is_a_column_with_a_value(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(digits, famr.Request(concept=("parity", "odd")))
     assert set(splits.forget.targets.tolist()) == {1, 3, 5, 7, 9}
-    result = famr.forget(original, splits, famr.FAMR(learning_rate=5e-5), device="cpu")
+    result = famr.forget(original, splits, alg1(learning_rate=5e-5), device="cpu")
     assert result.history[-1].forget_accuracy < result.history[0].forget_accuracy  # type: ignore[operator]
 
 
@@ -137,7 +138,7 @@ def test_style_forgetting_brings_any_layer_to_the_neutral_style(
     original: famr.Classifier, digits: Data, layer: str
 ) -> None:
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
-    method = famr.FAMR(alpha=0.0, beta=None, style_layer=layer, learning_rate=1e-5, epochs=5)
+    method = alg1(alpha=0.0, beta=None, style_layer=layer, learning_rate=1e-5, epochs=5)
     result = famr.forget(original, splits, method, device="cpu", track_retain=False)
     first, last = result.history[0], result.history[-1]
     assert last.style_distance < 0.8 * first.style_distance  # type: ignore[operator]
@@ -147,9 +148,9 @@ def test_style_forgetting_brings_any_layer_to_the_neutral_style(
 
 def test_balanced_beta_gives_both_losses_the_same_weight(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
-    method = famr.FAMR(beta=None, style_layer="blocks.0", learning_rate=1e-9, epochs=1)
+    method = alg1(beta=None, style_layer="blocks.0", learning_rate=1e-9, epochs=1)
     first = famr.forget(original, splits, method, device="cpu", track_retain=False).history[0]
-    only_kl = famr.FAMR(learning_rate=1e-9, epochs=1)
+    only_kl = alg1(learning_rate=1e-9, epochs=1)
     plain = famr.split(styled(digits), famr.Request(concept=("style", "negative")))
     alone = famr.forget(original, plain, only_kl, device="cpu", track_retain=False).history[0]
     assert first.loss_forget == pytest.approx(2 * alone.loss_forget, rel=1e-3)
@@ -167,7 +168,7 @@ def test_the_neutral_style_is_the_mean_gram_matrix() -> None:
 
 def test_neutral_images_can_be_given(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
-    method = famr.FAMR(alpha=0.0, beta=1e-6, style_layer="blocks.0", epochs=1)
+    method = alg1(alpha=0.0, beta=1e-6, style_layer="blocks.0", epochs=1)
     distances = {
         famr.forget(original, splits, method, style_target=target, device="cpu", track_retain=False)
         .history[0]
@@ -180,15 +181,15 @@ def test_neutral_images_can_be_given(original: famr.Classifier, digits: Data) ->
 def test_style_needs_a_layer_and_neutral_images(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
     with pytest.raises(RequestError, match="needs β > 0 and a style layer"):
-        famr.forget(original, splits, famr.FAMR(), device="cpu")
+        famr.forget(original, splits, alg1(), device="cpu")
     with pytest.raises(RequestError, match="layer to read the style from"):
-        famr.FAMR(beta=1.0)
+        alg1(beta=1.0)
     with pytest.raises(RequestError, match=r"no layer .blocks\.9.") as caught:
-        famr.forget(original, splits, famr.FAMR(beta=1.0, style_layer="blocks.9"), device="cpu")
+        famr.forget(original, splits, alg1(beta=1.0, style_layer="blocks.9"), device="cpu")
     assert "blocks.1" in str(caught.value.fix)
     alone = famr.forget_only(splits.forget)
     with pytest.raises(RequestError, match="neutral style"):
-        famr.forget(original, alone, famr.FAMR(beta=1.0, style_layer="blocks.0"), device="cpu")
+        famr.forget(original, alone, alg1(beta=1.0, style_layer="blocks.0"), device="cpu")
 
 
 def test_a_device_that_is_not_there_is_refused(original: famr.Classifier, without_three: famr.Splits) -> None:
@@ -215,7 +216,7 @@ def test_a_style_layer_that_splits_its_images_is_refused() -> None:
             windows = self.inner(images.unfold(2, 4, 4).permute(0, 2, 1, 3, 4).flatten(0, 1))
             return self.head(windows.mean(dim=(2, 3)).unflatten(0, (len(images), 2)).mean(dim=1))  # type: ignore[no-any-return]
 
-    method = famr.FAMR(beta=1.0, style_layer="inner")
+    method = alg1(beta=1.0, style_layer="inner")
     with pytest.raises(RequestError, match="16 rows for 8 images"):
         famr.forget(Windows(), forget=loader(), style_target=loader(), method=method)
 

@@ -5,7 +5,8 @@
     ├── DataError         3   images, labels or columns are missing, unreadable or contradict the checkpoint
     ├── CheckpointError   4   weights are missing, unreadable or do not fit the architecture
     ├── NumericsError     5   a loss or a weight stopped being a finite number
-    └── StorageError      6   the output could not be written
+    ├── StorageError      6   the output could not be written
+    └── GateError         7   the outcome is not what was asked for: nothing forgotten, or too much lost
 
 Every error says what is wrong, where, and what to do about it.
 """
@@ -67,3 +68,9 @@ class StorageError(FamrError):
     """The output could not be written."""
 
     exit_code = 6
+
+
+class GateError(FamrError):
+    """The outcome is not what was asked for: nothing was forgotten, or too much was lost."""
+
+    exit_code = 7

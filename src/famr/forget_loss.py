@@ -14,11 +14,11 @@ from famr.devices import autocast
 from famr.errors import RequestError
 from famr.evaluation import Answers, collect
 from famr.method import FAMR
-from famr.metrics.forgetting import entropy
+from famr.metrics.forgetting import correct, entropy
 from famr.models import Classifier
 from famr.objective import at_least_float32, combine, gram_matrix, reduce, style_distance, target_kl, uniform_target
 from famr.style import LayerOutput, listen, mean_gram
-from famr.targets import class_means, matching_temperature, tempered_target, without
+from famr.targets import margins, matching_temperature, reference_target, tempered_target, without
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,17 +66,45 @@ class ForgetLoss:
 
 
 @dataclass(frozen=True, eq=False)
+class HeldOut:
+    """How a model answers images it was not trained on, without the images."""
+
+    entropy: float
+    """The mean entropy of its answers."""
+    entropy_when_wrong: float | None
+    """The same over the images it gets wrong; None where there are none, or no labels."""
+    margins: Tensor | None
+    """The log-odds of the true class, one an image; None where there are no labels."""
+
+    @classmethod
+    def of(cls, said: Answers) -> HeldOut:
+        """From its answers."""
+        unsure = entropy(said.logits)
+        if not said.labelled:
+            return cls(float(unsure.mean()), None, None)
+        wrong = unsure[correct(said.logits, said.targets) == 0]
+        return cls(
+            float(unsure.mean()),
+            float(wrong.mean()) if len(wrong) else None,
+            margins(said.logits, said.targets),
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Passes:
     """The images of a run, as passes over them; None where they were not given."""
 
     steps: Batches
+    steps_per_epoch: int
     forget: Batches
     held_out: Batches | None
     neutral: Batches | None
     forgotten: tuple[int, ...]
-    """The classes that the request forgets whole."""
-    held_out_entropy: float | None = None
-    """How unsure the original is of held-out images, where a sketch remembers it."""
+    """The classes that are forgotten whole."""
+    forgets_classes: bool
+    """Whether that is what the request asks for."""
+    remembered: HeldOut | None = None
+    """How the original answers held-out images, where a sketch remembers it."""
 
 
 @contextmanager
@@ -105,24 +133,23 @@ def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.devic
     classes = original.logits.shape[-1]
     if method.target == "uniform":
         return method, uniform_target(classes)
-    held_out = None
+    held_out = passes.remembered
     if passes.held_out is not None:
-        held_out = collect(model, passes.held_out(None), device, method.precision)
+        held_out = HeldOut.of(collect(model, passes.held_out(None), device, method.precision))
+    if method.target in ("reference", "tempered") and passes.forgets_classes:
+        raise RequestError(
+            f"The {method.target} target is for samples: with it the model would still know the forgotten classes.",
+            where="target",
+            fix="Use the masked target for classes and concepts.",
+        )
     if method.target == "reference":
-        if held_out is None or not held_out.labelled or not original.labelled:
+        if held_out is None or held_out.margins is None or not original.labelled:
             raise RequestError(
-                "The reference target needs labelled held-out images of the same classes.",
+                "The reference target needs labelled held-out images, or a sketch, and labelled forget images.",
                 where="target",
                 fix="Give the whole data, or use the tempered target.",
             )
-        answers = class_means(held_out.logits, held_out.targets)[original.targets]
-        if bool(answers.isnan().any()):
-            raise RequestError(
-                "The reference target needs held-out images of every class in the forget set.",
-                where=f"{int(answers.isnan().any(dim=-1).sum())} forget images have none",
-                fix="Use the masked target for whole classes, the tempered target for samples.",
-            )
-        return method, answers
+        return method, reference_target(original.logits, original.targets, held_out.margins)
     logits = original.logits
     if method.target == "masked":
         if not 0 < len(passes.forgotten) < classes:
@@ -135,14 +162,16 @@ def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.devic
         logits = without(logits, torch.tensor(passes.forgotten))
     temperature = method.temperature
     if temperature is None:
-        usual = passes.held_out_entropy if held_out is None else float(entropy(held_out.logits).mean())
-        if usual is None:
+        if held_out is None:
             raise RequestError(
                 "Without held-out images or a sketch the temperature of the target cannot be chosen.",
                 where="temperature",
-                fix="Give one, e.g. 0.5.",
+                fix="Give one, e.g. 0.6.",
             )
-        temperature = matching_temperature(logits, usual)
+        unsure = held_out.entropy  # of samples a retrained model is as sure as of any new image
+        if method.target == "masked" and held_out.entropy_when_wrong is not None:
+            unsure = held_out.entropy_when_wrong  # of a class it never saw it is wrong about all
+        temperature = matching_temperature(logits, unsure)
     return replace(method, temperature=temperature), tempered_target(logits, temperature)
 
 

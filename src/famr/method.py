@@ -11,45 +11,52 @@ from famr.errors import RequestError
 from famr.objective import Reduction
 from famr.targets import Target
 
-Optimiser = Literal["sgd", "adam", "adamw"]
+Optimiser = Literal["natural", "sgd", "adam", "adamw"]
 Metric = Literal["l2", "fisher", "kfac"]
+Auto = Literal["auto"]
 
 
 @dataclass(frozen=True)
 class FAMR:
-    """Forget-Aligned Model Reconstruction [FAMR, Alg. 1]; the defaults are the paper's own numbers.
+    """Forget-Aligned Model Reconstruction [FAMR, Alg. 1]; the defaults are the best we know, `paper()` is the paper.
 
-    >>> FAMR() == FAMR.paper()
-    True
+    What is "auto" or None is settled by the request and the data at hand, see `defaults`.
     """
 
-    target: Target = "uniform"
+    target: Target | Auto = "auto"
     """What to answer on the forget set: `uniform` (the paper), `masked`, `reference` or `tempered`; see `targets`."""
     temperature: float | None = None
-    """τ of the masked and the tempered target. None: so that it is as unsure as the original on held-out images."""
-    anchor: Metric = "l2"
+    """τ of the masked and the tempered target. None: as unsure as the original is on held-out images."""
+    anchor: Metric | Auto = "auto"
     """How distance to the original weights is measured: `l2` (the paper), or by the Fisher information of retained
     images, its diagonal (`fisher`) or layer by layer (`kfac`)."""
-    strength: float = 0.1
+    strength: float | Auto = "auto"
     """λ of Eq. (1) (the experiments call it ρ): how firmly the anchor holds. Larger keeps more, forgets less."""
+    budget: float = 0.01
+    """The share of retained answers that may be lost while `strength` is chosen."""
     fisher_images: int = 1000
     """Retained images from which the Fisher information is taken."""
-    function_strength: float = 0.0
+    function_strength: float | None = None
     """λ of a further anchor that holds the answers on a few retained images; 0 leaves it out."""
     function_images: int = 20
     """Retained images a class for that anchor."""
-    learning_rate: float = 1e-4
-    """η of Alg. 1."""
-    epochs: int = 10
-    """Passes over the forget set."""
-    batch_size: int = 64
+    edited_share: float = 0.25
+    """The share of the layers that may change, counted from the answer backwards."""
+    edit_head: bool = False
+    """Whether the layer that gives the answer may change too."""
+    learning_rate: float = 0.5
+    """η of Alg. 1; for `natural` the share of the step that would bring the loss to zero if it were linear."""
+    epochs: int | None = None
+    """Passes over the forget set. None: as many as make about 48 steps."""
+    batch_size: int = 128
     """Images a step. The paper names none; with the sum of Eq. (2) a larger batch takes larger steps."""
-    optimiser: Optimiser = "sgd"
-    """`sgd` is the plain step of Alg. 1; `adam` takes the same gradient; `adamw` decouples the anchor from it."""
-    reduction: Reduction = "sum"
+    optimiser: Optimiser = "natural"
+    """`sgd` is the plain step of Alg. 1; `adam` takes the same gradient; `adamw` decouples the anchor from it;
+    `natural` steps in the metric of the anchor, see `natural`."""
+    reduction: Reduction = "mean"
     """Σ over a batch as in Eq. (2), or its mean."""
     alpha: float = 1.0
-    """α of Eq. (5): weight of the uniform KL."""
+    """α of Eq. (5): weight of the KL to the target."""
     beta: float | None = 0.0
     """β of Eq. (5): weight of the style loss. None picks β so that both losses weigh the same at the start."""
     style_layer: str | None = None
@@ -61,9 +68,15 @@ class FAMR:
 
     @classmethod
     def paper(cls) -> FAMR:
-        """Alg. 1 to the letter: plain SGD, batch sum, η = 1e-4, λ = 0.1, 10 epochs [FAMR, Sec. 4]."""
+        """Alg. 1 to the letter: uniform target, every weight held alike, plain SGD on the batch sum, η = 1e-4, λ = 0.1,
+        10 epochs [FAMR, Sec. 4]."""
         return cls(
+            target="uniform",
+            anchor="l2",
             strength=0.1,
+            function_strength=0.0,
+            edited_share=1.0,
+            edit_head=True,
             learning_rate=1e-4,
             epochs=10,
             batch_size=64,
@@ -73,24 +86,28 @@ class FAMR:
         )
 
     def __post_init__(self) -> None:
-        self._require(self.target in get_args(Target), "target", "uniform, masked, reference or tempered")
+        self._require(self.target in (*get_args(Target), "auto"), "target", "uniform, masked, reference or tempered")
         self._require(self.temperature is None or self.temperature > 0, "temperature", "above 0, or None")
-        self._require(self.anchor in get_args(Metric), "anchor", "l2, fisher or kfac")
-        self._require(self.strength >= 0, "strength", "at least 0")
-        self._require(self.function_strength >= 0, "function_strength", "at least 0")
+        self._require(self.anchor in (*get_args(Metric), "auto"), "anchor", "l2, fisher or kfac")
+        self._require(self.strength == "auto" or self._number("strength") >= 0, "strength", "at least 0, or auto")
+        self._require(0 < self.budget < 1, "budget", "a share between 0 and 1")
+        self._require(0 < self.edited_share <= 1, "edited_share", "above 0, at most 1")
+        free = self.function_strength is None or self.function_strength >= 0
+        self._require(free, "function_strength", "at least 0, or None")
         self._require(self.learning_rate > 0, "learning_rate", "above 0")
         for name in ("epochs", "batch_size", "fisher_images", "function_images"):
             value = getattr(self, name)
-            self._require(isinstance(value, int) and value >= 1, name, "a whole number, at least 1")
+            open_ = name == "epochs" and value is None
+            self._require(open_ or (isinstance(value, int) and value >= 1), name, "a whole number, at least 1")
         self._require(self.alpha >= 0, "alpha", "at least 0")
         self._require(self.beta is None or self.beta >= 0, "beta", "at least 0, or None")
-        self._require(self.optimiser in get_args(Optimiser), "optimiser", "sgd, adam or adamw")
+        self._require(self.optimiser in get_args(Optimiser), "optimiser", "natural, sgd, adam or adamw")
         self._require(self.reduction in get_args(Reduction), "reduction", "sum or mean")
         self._require(self.precision in get_args(Precision), "precision", "fp32 or bf16")
         self._require(self.forgets_style or self.alpha > 0, "alpha", "above 0 where beta is 0: nothing is left")
         for name in ("temperature", "strength", "function_strength", "learning_rate", "alpha", "beta"):
             value = getattr(self, name)
-            self._require(value is None or math.isfinite(value), name, "a finite number")
+            self._require(value in (None, "auto") or math.isfinite(value), name, "a finite number")
         if self.forgets_style and self.style_layer is None:
             raise RequestError(
                 "Style forgetting needs a layer to read the style from.",
@@ -102,6 +119,24 @@ class FAMR:
     def forgets_style(self) -> bool:
         """Whether the Gram-matrix loss takes part."""
         return self.beta is None or self.beta > 0
+
+    def _number(self, name: str) -> float:
+        value = getattr(self, name)
+        if isinstance(value, str):
+            raise RequestError(f"`{name}` must be a number or auto, got {value!r}.", where=f"FAMR({name}=…)")
+        return float(value)
+
+    @property
+    def settled_epochs(self) -> int:
+        """Passes over the forget set, once they have been chosen."""
+        if self.epochs is None:
+            raise RequestError("The number of epochs is still open.", where="FAMR(epochs=…)")
+        return self.epochs
+
+    @property
+    def settled_strength(self) -> float:
+        """λ as a number, once it has been chosen."""
+        return self._number("strength")
 
     def _require(self, holds: bool, name: str, must: str) -> None:
         if not holds:

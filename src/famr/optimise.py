@@ -19,6 +19,7 @@ from famr.anchors import Held
 from famr.batches import Batch, Batches
 from famr.errors import NumericsError, RequestError
 from famr.method import FAMR
+from famr.natural import cosine, natural_step
 
 ForgetLoss = Callable[[Batch], Tensor]
 """L_forget of one batch, with a graph [FAMR, Eq. (5)]."""
@@ -46,24 +47,29 @@ def minimise(
     anchors: Sequence[Held],
     loss: ForgetLoss,
     batches: Batches,
+    batches_per_epoch: int,
     method: FAMR,
     seed: int,
     on_step: Callable[[Step], None] | None = None,
 ) -> Iterator[Epoch]:
     """Run Alg. 1 on `module` in place; hand back control after each epoch."""
     parameters = trainable(module)
-    optimiser = make_optimiser(parameters, method)
+    optimiser = None if method.optimiser == "natural" else make_optimiser(parameters, method)
     module.eval()
     steps, seconds = 0, 0.0
-    for epoch in range(1, method.epochs + 1):
+    for epoch in range(1, method.settled_epochs + 1):
         start = time.perf_counter()
         losses: list[Tensor] = []
         for batch in batches(epoch_seed(seed, epoch)):
-            optimiser.zero_grad()
+            module.zero_grad()
             forget_loss = loss(batch)
             forget_loss.backward()  # type: ignore[no-untyped-call]  # g_forget ← ∇L_forget(θ)
-            pull_to_anchors(parameters, anchors, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
-            optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
+            if optimiser is None:
+                rate = method.learning_rate * cosine(steps, method.settled_epochs * batches_per_epoch)
+                natural_step(parameters, anchors, forget_loss, rate)
+            else:
+                pull_to_anchors(parameters, anchors, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
+                optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
             losses.append(forget_loss.detach())
             steps += 1
             if on_step is not None:

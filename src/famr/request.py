@@ -174,11 +174,11 @@ class Splits:
         return tuple(sorted(forgotten))
 
 
-def some_of_each_class(images: Images, count: int, seed: int) -> Images:
-    """Up to `count` images of each class, drawn with `seed`."""
+def some_of_each_class(images: Images, count: int, seed: int, skip: int = 0) -> Images:
+    """Up to `count` images of each class, drawn with `seed`; others than the first `skip` so drawn."""
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     targets = images.targets[shuffled]
-    picked = [shuffled[targets == target][:count] for target in sorted(set(targets.tolist()))]
+    picked = [shuffled[targets == target][skip : skip + count] for target in sorted(set(targets.tolist()))]
     return images.take(torch.cat(picked))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from famr.data import Data
 from famr.devices import pick_device, repeatable
 from famr.errors import CheckpointError
 from famr.evaluation import answers, placed
-from famr.metrics.forgetting import entropy
+from famr.forget_loss import HeldOut
 from famr.models import Classifier
 from famr.models.classifier import evaluating, logits_of
 from famr.models.weights import share_as_umask_says
@@ -34,8 +34,12 @@ class Sketch:
     weights_sha256: str
     images: int
     """How many training images the Fisher information was taken from."""
-    held_out_entropy: float | None
-    """The mean entropy of the model's answers on held-out images; None where there were none."""
+    held_out: HeldOut | None
+    """How the model answers held-out images; None where there were none."""
+    class_counts: Sequence[int]
+    """How many training images there are of each class: so a later request can tell whole classes from samples."""
+    names: Sequence[str]
+    """The parameters, in the order of `diagonal` and of the places in `layers`."""
     diagonal: Sequence[Tensor]
     layers: Sequence[Factors]
 
@@ -48,6 +52,13 @@ class Sketch:
                 fix="Take a sketch of this model with `famr sketch`.",
             )
 
+    def covers_classes(self, labels: Tensor) -> bool:
+        """Whether forget images with these labels are whole classes: as many of each as the model was trained on."""
+        if bool((labels < 0).any()):
+            return False
+        counts = torch.bincount(labels, minlength=len(self.class_counts)).tolist()
+        return all(count >= known for count, known in zip(counts, self.class_counts, strict=True) if count)
+
     def save(self, file: Path) -> None:
         """Write it as safetensors: tensors only, the rest as text in the header."""
         from safetensors.torch import save_file
@@ -55,10 +66,17 @@ class Sketch:
         tensors = {f"diagonal.{place}": tensor.contiguous() for place, tensor in enumerate(self.diagonal)}
         for place, layer in enumerate(self.layers):
             tensors |= {f"A.{place}": layer.A.contiguous(), f"G.{place}": layer.G.contiguous()}
+        held_out = None
+        if self.held_out is not None:
+            held_out = {"entropy": self.held_out.entropy, "entropy_when_wrong": self.held_out.entropy_when_wrong}
+            if self.held_out.margins is not None:
+                tensors["held_out.margins"] = self.held_out.margins.contiguous()
         facts = {
             "weights_sha256": self.weights_sha256,
             "images": self.images,
-            "held_out_entropy": self.held_out_entropy,
+            "held_out": held_out,
+            "class_counts": list(self.class_counts),
+            "names": list(self.names),
             "layers": [(layer.weight, layer.bias) for layer in self.layers],
         }
         save_file(tensors, str(file), metadata={"famr_sketch": json.dumps(facts)})
@@ -77,11 +95,14 @@ class Sketch:
             raise CheckpointError(
                 "This is no sketch, or a damaged one.", where=str(file), fix="Take one with `famr sketch`."
             ) from error
+        held_out = facts["held_out"]
         count = sum(name.startswith("diagonal.") for name in tensors)
         return cls(
             weights_sha256=facts["weights_sha256"],
             images=facts["images"],
-            held_out_entropy=facts["held_out_entropy"],
+            held_out=None if held_out is None else HeldOut(margins=tensors.get("held_out.margins"), **held_out),
+            class_counts=facts["class_counts"],
+            names=facts["names"],
             diagonal=[tensors[f"diagonal.{place}"] for place in range(count)],
             layers=[
                 Factors(weight, bias, tensors[f"A.{place}"], tensors[f"G.{place}"])
@@ -99,7 +120,9 @@ def take_sketch(
     batches = image_batches(some, model.prepared_by(), EVALUATION_BATCH, place)
     held_out = None
     if data.test is not None:
-        held_out = float(entropy(answers(model, data.test, place).logits).mean())
+        said = HeldOut.of(answers(model, data.test, place))
+        in_order = None if said.margins is None else said.margins.sort().values  # no longer image by image
+        held_out = replace(said, margins=in_order)
     with repeatable(seed), placed(model.module, place), evaluating(model.module):
         draws = torch.Generator().manual_seed(seed)
         diagonal = fisher_diagonal(model.module, logits_of, batches(None), draws)
@@ -107,7 +130,9 @@ def take_sketch(
     return Sketch(
         weights_sha256=model.digest(),
         images=len(some),
-        held_out_entropy=held_out,
+        held_out=held_out,
+        class_counts=torch.bincount(data.train.targets, minlength=len(data.labels)).tolist(),
+        names=[name for name, parameter in model.module.named_parameters() if parameter.requires_grad],
         diagonal=[tensor.cpu() for tensor in diagonal],
         layers=[layer._replace(A=layer.A.cpu(), G=layer.G.cpu()) for layer in layers],
     )

@@ -2,11 +2,13 @@
 
     uniform    1/C for every class: the paper's [FAMR, Eq. (2)]
     masked     the original's answer with the forgotten classes removed; for classes and concepts
-    reference  the original's mean answer on held-out images of the same class; for samples
-    tempered   the original's answer, made as unsure as it is on held-out images; for samples
+    reference  the original's answer, as sure of the true class as it is of held-out images; for samples
+    tempered   the original's answer, made as unsure as it is on held-out images; for samples without labels
 
-A retrained model is not uniform on what it never saw: it is about as sure of a wrong class as of any new image.
-The last three say so, and do not mark the forgotten images by their entropy.
+A retrained model is not uniform on what it never saw. Of a class it never saw it is wrong about every image, and about
+as unsure as of held-out images that it gets wrong: hence the temperature of `masked`. Of single samples it is as sure
+as of other held-out images, and wrong about as many: hence the matched margins of `reference`. The last three do not
+mark the forgotten images by their entropy.
 """
 
 from __future__ import annotations
@@ -66,14 +68,31 @@ def matching_temperature(logits: Tensor, wanted: float) -> float:
     return float(((low + high) / 2).exp())
 
 
-def class_means(logits: Tensor, labels: Tensor) -> Tensor:
-    """(classes, classes): row y is the mean answer on images of class y; NaN where there are none.
+def margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """The log-odds of the true class, z_y − log Σ_{k≠y} exp z_k, of each image.
 
-    >>> class_means(torch.tensor([[9.0, 9.0], [9.0, 9.0]]), torch.tensor([1, 1]))
-    tensor([[   nan,    nan],
+    >>> margins(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    tensor([2.])
+    """
+    logits = at_least_float32(logits)
+    others = logits.scatter(-1, labels[:, None], -torch.inf).logsumexp(dim=-1)
+    return logits.gather(-1, labels[:, None])[:, 0] - others
+
+
+def reference_target(logits: Tensor, labels: Tensor, held_out: Tensor) -> Tensor:
+    """The original's answers with the log-odds of the true class as `held_out` images have them, rank by rank.
+
+    The least sure forget image gets the log-odds of the least sure held-out image, and so on up; none becomes surer
+    than it was. The other classes keep their proportions.
+
+    >>> z = torch.tensor([[5.0, 0.0], [9.0, 0.0]])
+    >>> reference_target(z, torch.tensor([0, 0]), held_out=torch.tensor([0.0, 0.0])).round(decimals=2)
+    tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
     """
-    answers = torch.softmax(at_least_float32(logits), dim=-1)
-    classes = answers.shape[-1]
-    total = answers.new_zeros(classes, classes).index_add(0, labels, answers)
-    return total / torch.bincount(labels, minlength=classes)[:, None]
+    own = margins(logits, labels)
+    ranks = (own.argsort().argsort().to(own) + 0.5) / len(own)
+    wanted = torch.minimum(torch.quantile(held_out.to(own), ranks), own)
+    changed = at_least_float32(logits).clone()
+    changed[torch.arange(len(labels)), labels] += wanted - own
+    return torch.softmax(changed, dim=-1)

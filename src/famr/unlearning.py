@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from famr.anchors import Held
 from famr.anchors.choose import anchors_for
 from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches
 from famr.data import Images
+from famr.defaults import AtHand, settle
 from famr.devices import pick_device, repeatable
+from famr.edited import edited_names, only
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import Scores, collect, score
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
@@ -26,6 +29,8 @@ from famr.objective import drift_bound, l2_penalty
 from famr.optimise import Epoch, Step, minimise, trainable
 from famr.request import Request, Splits
 from famr.sketch import Sketch
+from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
+from famr.watch import watch_over
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ class Unlearned:
     seed: int
     history: tuple[HistoryRow, ...]
     device: str
+    why: str = ""
+    """What was picked where the method left it open, and why; empty where it did not."""
+    trials: tuple[Outcome, ...] = ()
+    """The strengths that were tried, the last one being this run's; empty where it was given."""
 
     @property
     def module(self) -> nn.Module:
@@ -79,9 +88,10 @@ class Unlearned:
         """The bound on the drift [FAMR, App. Prop. 1]; None where J did not
         decrease, or where another metric than ℓ₂ holds the weights."""
         first, last = self.history[0], self.history[-1]
-        if last.loss_total > first.loss_total or self.method.anchor != "l2":
+        penalised = self.method.optimiser != "natural" and self.method.anchor == "l2"
+        if last.loss_total > first.loss_total or not penalised:
             return None
-        return drift_bound(first.loss_forget, last.loss_forget, self.method.strength)
+        return drift_bound(first.loss_forget, last.loss_forget, self.method.settled_strength)
 
     def save(self, output_dir: str | Path, *, scores: Scores | None = None, overwrite: bool = False) -> Path:
         """Write a run folder that loads where the original did; with `scores` also metrics.json."""
@@ -100,6 +110,8 @@ class Unlearned:
             "seconds": self.seconds,
             "drift": self.drift,
             "drift_bound": self.drift_bound,
+            "why": self.why,
+            "trials": [asdict(trial) for trial in self.trials],
         }
 
 
@@ -118,6 +130,7 @@ def forget(
     seed: int = 0,
     device: str | None = None,
     track_retain: bool = True,
+    gates: bool = False,
     on_event: Callable[[Event], None] | None = None,
 ) -> Unlearned:
     """Make a copy of `model` forget; the model itself is not changed.
@@ -125,9 +138,10 @@ def forget(
     Give either `splits`, or `forget`: any iterable of (images, labels) as the network takes them; it is read once
     and its batches are kept. `style_target`
     are images of a neutral style, `anchor_images` those from which anchors are taken that need some (default for
-    both: the retained images). `sketch` gives what anchors and
-    targets need of the training data, taken earlier. `track_retain` measures retained accuracy after
-    each epoch, which costs a pass over the test images and is not counted in `seconds`.
+    both: the retained images). `sketch` gives what anchors and targets need of the training data, taken earlier.
+    `track_retain` measures retained accuracy after each epoch, which costs a pass over the test images and is not
+    counted in `seconds`. With `gates` a run that did nothing or destroyed the model is a GateError; where the strength
+    is left to `forget`, one that stays outside the budget always is.
     """
     if splits is not None and not isinstance(splits, Splits):
         raise RequestError(
@@ -135,24 +149,78 @@ def forget(
             where="famr.forget",
             fix="forget=loader",
         )
-    method = method or FAMR()
     original = model if isinstance(model, Classifier) else Classifier(model)
     home = next(original.module.parameters()).device
     place = pick_device(device or ("auto" if home.type == "cpu" else str(home)))
-    unlearned = original.copy()
-    unlearned.module.to(place).eval()
     if splits is not None:
         require_same_labels(original, splits)
-    passes = _passes(unlearned, splits, forget, style_target, method, place)
     if sketch is not None:
         sketch.check(original)
-        passes = replace(passes, held_out_entropy=sketch.held_out_entropy)
-    with repeatable(seed), forget_loss(unlearned, method, passes, place) as loss:
-        anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
-        history = tuple(_run(loss, passes, anchors, seed, track_retain, on_event))
+    unlearned = original.copy()
+    unlearned.module.to(place).eval()
+    passes = _passes(unlearned, splits, forget, style_target, method or FAMR(), place)
+    at_hand = _at_hand(splits, anchor_images is not None, sketch, passes.steps_per_epoch)
+    method, why = settle(method or FAMR(), at_hand)
+    if sketch is not None:
+        passes = replace(passes, remembered=sketch.held_out, forgets_classes=at_hand.kind in ("class", "concept"))
+    watch = watch_over(splits, unlearned, place, method, seed) if gates or method.strength == "auto" else None
+
+    def attempt(firm: FAMR) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
+        """One whole run from the original weights."""
+        unlearned.module.load_state_dict(original.module.state_dict())
+        editing = _edited(unlearned, passes, firm)
+        with repeatable(seed), editing, forget_loss(unlearned, firm, passes, place) as loss:
+            anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
+            history = tuple(_run(loss, passes, anchors, seed, track_retain, on_event))
+            first, last = history[0], history[-1]
+            outcome = Outcome(
+                strength=firm.settled_strength,
+                function_strength=firm.function_strength or 0.0,
+                loss_before=first.loss_forget,
+                loss_after=last.loss_forget,
+                forget_accuracy=last.forget_accuracy if passes.forgets_classes else None,
+                chance=1 / loss.target.shape[-1] if firm.target == "uniform" else 0.0,
+                retained_before=None if watch is None else watch.before,
+                retained_after=None if watch is None else watch.accuracy(),
+                predicted_drift=predicted_drift(anchors[0].anchor, trainable(unlearned.module)),
+            )
+        return outcome, history, loss.method
+
+    if method.strength == "auto":
+        trials, (history, settled) = seek_strength(attempt, method)
+    else:
+        outcome, history, settled = attempt(method)
+        trials = ()
+        if gates:
+            require_outcome(outcome)
     unlearned.module.to(home).zero_grad()
     request = Request() if splits is None else splits.request
-    return Unlearned(unlearned, original, request, loss.method, seed, history, str(place))
+    return Unlearned(unlearned, original, request, settled, seed, history, str(place), why, trials)
+
+
+def _at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch | None, batches: int) -> AtHand:
+    """What there is besides the forget images; with a sketch, images given without a request tell what they are."""
+    if splits is None:
+        return AtHand("images", retained=anchor_images, held_out=False, sketch=sketch is not None, batches=batches)
+    kind = splits.request.kind
+    if kind == "images" and sketch is not None:
+        kind = "class" if sketch.covers_classes(splits.forget.targets) else "samples"
+    return AtHand(
+        kind,
+        retained=anchor_images or splits.retain is not None,
+        held_out=splits.test is not None,
+        sketch=sketch is not None,
+        batches=batches,
+    )
+
+
+def _edited(model: Classifier, passes: Passes, method: FAMR) -> AbstractContextManager[None]:
+    """Gradients for the weights that may change, and for no others."""
+    if method.edited_share >= 1 and method.edit_head:
+        return nullcontext()
+    first = next(iter(passes.forget(None))).images[:1]
+    names = edited_names(model.module, lambda: model.module(first), method.edited_share, method.edit_head)
+    return only(model.module, names)
 
 
 def _passes(
@@ -175,7 +243,15 @@ def _passes(
     if loader is not None and splits is None:
         forget = loader_batches(loader, device)
         labels = torch.cat([batch.labels for batch in forget(None)])
-        return Passes(forget, forget, None, passes_over(style_target), tuple(sorted(set(labels.tolist()))))
+        return Passes(
+            forget,
+            sum(1 for _ in forget(None)),
+            forget,
+            None,
+            passes_over(style_target),
+            tuple(sorted(set(labels.tolist()))),
+            False,
+        )
     if splits is None or loader is not None:
         raise RequestError("Give either `splits` or `forget=`, and not both.", where="famr.forget")
     if splits.request.kind == "style" and not method.forgets_style:
@@ -187,10 +263,12 @@ def _passes(
     neutral = splits.retain if style_target is None else style_target
     return Passes(
         steps=image_batches(splits.forget, model.prepared_by(), method.batch_size, device),
+        steps_per_epoch=-(-len(splits.forget) // method.batch_size),
         forget=image_batches(splits.forget, model.prepared_by(), EVALUATION_BATCH, device),
         held_out=passes_over(splits.test),
         neutral=passes_over(neutral),
         forgotten=splits.forgotten_classes(),
+        forgets_classes=splits.request.kind in ("class", "concept"),
     )
 
 
@@ -242,5 +320,5 @@ def _run(
         return row
 
     yield look(Epoch(epoch=0, steps=0, seconds=0.0))
-    for epoch in minimise(module, anchors, loss, passes.steps, loss.method, seed, on_event):
+    for epoch in minimise(module, anchors, loss, passes.steps, passes.steps_per_epoch, loss.method, seed, on_event):
         yield look(epoch)

@@ -6,7 +6,7 @@ An anchor gives its penalty and its gradient in θ, as tensors, without leaving 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from famr.anchors.function import FunctionAnchor
 from famr.anchors.kfac import KFACAnchor
 from famr.anchors.l2 import L2Anchor
 
-__all__ = ["Anchor", "FisherAnchor", "FunctionAnchor", "Held", "KFACAnchor", "L2Anchor"]
+__all__ = ["Anchor", "FisherAnchor", "FunctionAnchor", "Held", "KFACAnchor", "L2Anchor", "WeightAnchor"]
 
 
 class Anchor(Protocol):
@@ -27,6 +27,15 @@ class Anchor(Protocol):
 
     def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
         """∇A(θ, θ₀), or an unbiased estimate of it; one tensor a parameter."""
+        ...
+
+
+@runtime_checkable
+class WeightAnchor(Anchor, Protocol):
+    """An anchor that is a metric of the weights, A = ½ΔᵀFΔ."""
+
+    def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
+        """(I + sF)⁻¹ g, with s = `strength`."""
         ...
 
 

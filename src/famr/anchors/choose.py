@@ -31,16 +31,17 @@ def anchors_for(
     method = loss.method
     source = given if given is not None or splits is None else splits.retain
     start = [parameter.detach().clone() for parameter in trainable(loss.model.module)]  # θ₀
-    held = [Held(L2Anchor(start), method.strength)]
+    strength = method.settled_strength
+    held = [Held(L2Anchor(start), strength)]
     if method.anchor != "l2" and sketch is not None:
-        held = [Held(_from_sketch(loss, start, sketch), method.strength)]
+        held = [Held(_from_sketch(loss, start, sketch), strength)]
     elif method.anchor != "l2":
         images = _required(source, method.anchor)
         if isinstance(images, Images):
             images = images.take(order(len(images), seed)[: method.fisher_images])
         batches = _passes(loss, images, EVALUATION_BATCH)
-        held = [Held(_fisher_anchor(loss, start, batches, seed), method.strength)]
-    if method.function_strength > 0:
+        held = [Held(_fisher_anchor(loss, start, batches, seed), strength)]
+    if method.function_strength:
         images = _required(source, "function")
         if isinstance(images, Images):
             images = some_of_each_class(images, method.function_images, seed)
@@ -60,13 +61,20 @@ def _fisher_anchor(loss: ForgetLoss, start: list[Tensor], batches: Batches, seed
 
 
 def _from_sketch(loss: ForgetLoss, start: list[Tensor], sketch: Sketch) -> FisherAnchor | KFACAnchor:
-    """The same anchors from statistics that were taken earlier; no retained image is needed."""
-    diagonal = [tensor.to(loss.device) for tensor in sketch.diagonal]
+    """The same anchors from statistics that were taken earlier, for the weights that may change."""
+    edited = [name for name, parameter in loss.model.module.named_parameters() if parameter.requires_grad]
+    diagonals = dict(zip(sketch.names, sketch.diagonal, strict=True))
+    diagonal = [diagonals[name].to(loss.device) for name in edited]
     if loss.method.anchor == "fisher":
         return FisherAnchor(start, diagonal)
-    layers = [layer._replace(A=layer.A.to(loss.device), G=layer.G.to(loss.device)) for layer in sketch.layers]
+    place = {sketch.names.index(name): now for now, name in enumerate(edited)}
+    layers = [
+        Factors(place[weight], None if bias is None else place[bias], A.to(loss.device), G.to(loss.device))
+        for weight, bias, A, G in sketch.layers
+        if weight in place and (bias is None or bias in place)
+    ]
     covered = _covered(layers)
-    rest = [torch.zeros_like(f) if place in covered else f for place, f in enumerate(diagonal)]
+    rest = [torch.zeros_like(f) if now in covered else f for now, f in enumerate(diagonal)]
     return KFACAnchor(start, layers, rest)
 
 

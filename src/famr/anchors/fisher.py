@@ -31,6 +31,11 @@ class FisherAnchor:
         """Fᵢ(θᵢ − θ₀ᵢ)."""
         return [f * (p - p0) for p, p0, f in zip(parameters, self.original, self.fisher, strict=True)]
 
+    @torch.no_grad()
+    def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
+        """gᵢ/(1 + sFᵢ)."""
+        return [g / (1 + strength * f) for g, f in zip(gradient, self.fisher, strict=True)]
+
 
 def draw_labels(log_p: Tensor, uniform: Tensor) -> Tensor:
     """A label for each answer: the class at which the running sum of probabilities passes `uniform`.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -53,16 +54,43 @@ class KFACAnchor:
         moved = [p - p0 for p, p0 in zip(parameters, self.original, strict=True)]
         pulls = [f * delta for f, delta in zip(self.rest, moved, strict=True)]
         for layer in self.layers:
-            weight = moved[layer.weight]
-            delta = weight.flatten(1)  # (outputs, inputs)
-            if layer.bias is not None:
-                delta = torch.cat([delta, moved[layer.bias][:, None]], dim=1)
-            pull = layer.G @ delta @ layer.A
-            if layer.bias is not None:
-                pulls[layer.bias] = pull[:, -1]
-                pull = pull[:, :-1]
-            pulls[layer.weight] = pull.reshape(weight.shape)
+            _put(pulls, layer, layer.G @ _take(moved, layer) @ layer.A)
         return pulls
+
+    @torch.no_grad()
+    def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
+        """(I + s·A⊗G)⁻¹ g, exactly, in the eigenvectors of A and G."""
+        found = [g / (1 + strength * f) for g, f in zip(gradient, self.rest, strict=True)]
+        for layer, (a, U, g, V) in zip(self.layers, self._eigen, strict=True):
+            turned = V.T @ _take(gradient, layer) @ U
+            _put(found, layer, V @ (turned / (1 + strength * g[:, None] * a)) @ U.T)
+        return found
+
+    @cached_property
+    def _eigen(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Eigenvalues and eigenvectors of A, then of G, of each layer."""
+        return [(*_eigh(layer.A), *_eigh(layer.G)) for layer in self.layers]
+
+
+def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a matrix that is positive up to rounding; in double precision, which not every device has."""
+    values, vectors = torch.linalg.eigh(matrix.cpu().double())
+    return values.clamp(min=0).to(matrix), vectors.to(matrix)
+
+
+def _take(tensors: Sequence[Tensor], layer: Factors) -> Tensor:
+    """A layer's weight, and its bias as one more column: (outputs, inputs [+ 1])."""
+    weight = tensors[layer.weight].flatten(1)
+    return weight if layer.bias is None else torch.cat([weight, tensors[layer.bias][:, None]], dim=1)
+
+
+def _put(tensors: list[Tensor], layer: Factors, matrix: Tensor) -> None:
+    """The inverse of `_take`, in place."""
+    shape = tensors[layer.weight].shape
+    if layer.bias is not None:
+        tensors[layer.bias] = matrix[:, -1]
+        matrix = matrix[:, :-1]
+    tensors[layer.weight] = matrix.reshape(shape)
 
 
 def kfac_factors(

@@ -25,3 +25,7 @@ class L2Anchor:
     def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
         """θ − θ₀."""
         return [parameter - start for parameter, start in zip(parameters, self.original, strict=True)]
+
+    def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
+        """(1 + s)⁻¹ g: the same direction for every s."""
+        return [g / (1 + strength) for g in gradient]

@@ -11,6 +11,7 @@ from typing import Any
 from famr.cli.printing import progress, say
 from famr.data import Data, open_data
 from famr.data.images import UNKNOWN
+from famr.defaults import enough_epochs
 from famr.devices import pick_device
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.evaluation import Scores, accuracy_on, compare
@@ -98,20 +99,22 @@ def run_forget(
     method: FAMR,
     retrained: str | None,
     track_retain: bool,
+    gates: bool,
     output_dir: Path,
     overwrite: bool,
     seed: int,
     device: str,
     quiet: bool,
-) -> Scores:
-    """Forget, measure, write the run folder; nothing is written unless all of it went well."""
+) -> tuple[Scores, str]:
+    """Forget, measure, write the run folder; nothing is written unless all of it went well. Also: what was picked."""
     check_output(output_dir, overwrite, [model, weights, retrained, sketch, data_facts["spec"], style_target])
     place = str(pick_device(device))
     original = load_model(model, weights=weights, arguments=arguments)
     original, splits = splits_for(original, request, data_facts)
     reference = load_reference(retrained, original, request) if retrained else None
     neutral = open_data(style_target, whole=True).everything() if style_target else None
-    steps = method.epochs * -(-len(splits.forget) // method.batch_size)
+    batches = -(-len(splits.forget) // method.batch_size)
+    steps = (method.epochs or enough_epochs(batches)) * batches
     with progress(steps, f"forgetting {request.describe()}", quiet) as on_event:
         result = forget(
             original,
@@ -122,6 +125,7 @@ def run_forget(
             seed=seed,
             device=place,
             track_retain=track_retain,
+            gates=gates,
             on_event=on_event,
         )
     scores = compare(original, result.model, reference, splits, device=place)
@@ -137,7 +141,7 @@ def run_forget(
         data={**data_facts, "style_target": style_target},
         overwrite=overwrite,
     )
-    return scores
+    return scores, result.why
 
 
 def run_sketch(

@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Make a trained image classifier forget, and show how well it did.",
-    epilog="Exit codes: 0 done, 2 usage or request, 3 data, 4 checkpoint, 5 numerics, 6 storage, 130 stopped.",
+    epilog="Exit codes: 0 done, 2 usage or request, 3 data, 4 checkpoint, 5 numerics, 6 storage, 7 gate, 130 stopped.",
 )
 
 
@@ -144,21 +144,26 @@ def forget(
     style_channels_last: Annotated[
         bool, typer.Option("--style-channels-last", help="The layer returns height × width × channels.")
     ] = False,
-    target: Annotated[str, typer.Option(help="uniform, masked, reference or tempered.")] = "uniform",
-    temperature: Annotated[float | None, typer.Option(help="τ of the target; default: as on held-out images.")] = None,
-    anchor: Annotated[str, typer.Option(help="How distance to the original is measured: l2, fisher or kfac.")] = "l2",
-    strength: Annotated[float, typer.Option(help="λ: how firmly the anchor holds.")] = 0.1,
-    fisher_images: Annotated[int, typer.Option(help="Retained images to take the Fisher information from.")] = 1000,
-    function_strength: Annotated[float, typer.Option(help="λ of an anchor on a few retained answers.")] = 0.0,
-    function_images: Annotated[int, typer.Option(help="Retained images a class for that anchor.")] = 20,
-    learning_rate: Annotated[float, typer.Option(help="η of Alg. 1.")] = 1e-4,
-    epochs: Annotated[int, typer.Option(help="Passes over the forget set.")] = 10,
-    batch_size: Annotated[int, typer.Option(help="Images a step.")] = 64,
-    optimiser: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
-    reduction: Annotated[str, typer.Option(help="sum or mean over a batch.")] = "sum",
-    alpha: Annotated[float, typer.Option(help="α: weight of the uniform KL.")] = 1.0,
-    beta: Annotated[float | None, typer.Option(help="β: weight of the style loss; default: balanced.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    paper: opt.Paper = False,
+    target: opt.Target = None,
+    temperature: opt.Temperature = None,
+    anchor: opt.Anchor = None,
+    strength: opt.Strength = None,
+    budget: opt.Budget = None,
+    fisher_images: opt.FisherImages = None,
+    function_strength: opt.FunctionStrength = None,
+    function_images: opt.FunctionImages = None,
+    edited_share: opt.EditedShare = None,
+    edit_head: opt.EditHead = None,
+    learning_rate: opt.ForgetRate = None,
+    epochs: opt.ForgetEpochs = None,
+    batch_size: opt.ForgetBatch = None,
+    optimiser: opt.Optimiser = None,
+    reduction: opt.Reduction = None,
+    alpha: opt.Alpha = None,
+    beta: opt.Beta = None,
+    precision: opt.ForgetPrecision = None,
+    gates: opt.Gates = True,
     sketch: Annotated[
         Path | None, typer.Option(help="Statistics by `famr sketch`, instead of retained images.")
     ] = None,
@@ -182,28 +187,31 @@ def forget(
 
     if (data is None) == (forget_data is None):
         raise RequestError("Give either --data or --forget-data.", fix="--data digits --class 3")
-    method = FAMR.from_json(
-        {
-            "target": target,
-            "temperature": temperature,
-            "anchor": anchor,
-            "strength": strength,
-            "fisher_images": fisher_images,
-            "function_strength": function_strength,
-            "function_images": function_images,
-            "learning_rate": learning_rate,
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "optimiser": optimiser,
-            "reduction": reduction,
-            "alpha": alpha,
-            "beta": beta if style or style_layer else beta or 0.0,
-            "style_layer": style_layer,
-            "style_channels_last": style_channels_last,
-            "precision": precision,
-        }
-    )
-    scores = run_forget(
+    given = {
+        "target": target,
+        "temperature": temperature,
+        "anchor": anchor,
+        "strength": opt.number_or_auto(strength),
+        "budget": budget,
+        "fisher_images": fisher_images,
+        "function_strength": function_strength,
+        "function_images": function_images,
+        "edited_share": edited_share,
+        "edit_head": edit_head,
+        "learning_rate": learning_rate,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "optimiser": optimiser,
+        "reduction": reduction,
+        "alpha": alpha,
+        "style_layer": style_layer,
+        "style_channels_last": style_channels_last,
+        "precision": precision,
+    }
+    start = (FAMR.paper() if paper else FAMR()).to_json()
+    said = {name: value for name, value in given.items() if value is not None}
+    method = FAMR.from_json({**start, **said, "beta": beta if style or style_layer else beta or 0.0})
+    scores, why = run_forget(
         model=model,
         weights=weights,
         arguments=opt.model_arguments(model_arg),
@@ -221,6 +229,7 @@ def forget(
         method=method,
         retrained=retrained,
         track_retain=track_retain,
+        gates=gates,
         output_dir=output_dir,
         overwrite=overwrite,
         seed=seed,
@@ -231,6 +240,8 @@ def forget(
         print_json(scores.to_json())
     else:
         print_scores(scores, f"{output_dir}")
+        if why:
+            say(f"picked: {why}")
         say(f"written to {output_dir}")
 
 

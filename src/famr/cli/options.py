@@ -35,6 +35,29 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 ByName = Annotated[bool, typer.Option("--match-labels-by-name", help="Accept the same class names in another order.")]
 
 
+# The settings of `forget`; where one is not given, the method's own default holds.
+Paper = Annotated[bool, typer.Option("--paper", help="The paper's algorithm and numbers, not the default method.")]
+Target = Annotated[str | None, typer.Option(help="uniform, masked, reference or tempered.")]
+Temperature = Annotated[float | None, typer.Option(help="τ of the target; default: as on held-out images.")]
+Anchor = Annotated[str | None, typer.Option(help="How distance to the original is measured: l2, fisher or kfac.")]
+Strength = Annotated[str | None, typer.Option(help="λ: how firmly the anchor holds; a number, or auto.")]
+Budget = Annotated[float | None, typer.Option(help="Share of retained answers that may be lost where λ is auto.")]
+FisherImages = Annotated[int | None, typer.Option(help="Retained images to take the Fisher information from.")]
+FunctionStrength = Annotated[float | None, typer.Option(help="λ of an anchor on a few retained answers.")]
+FunctionImages = Annotated[int | None, typer.Option(help="Retained images a class for that anchor.")]
+EditedShare = Annotated[float | None, typer.Option(help="Share of the layers to change, from the last one back.")]
+EditHead = Annotated[bool | None, typer.Option(help="Change the layer that gives the answer, too.")]
+ForgetRate = Annotated[float | None, typer.Option(help="η of Alg. 1.")]
+ForgetEpochs = Annotated[int | None, typer.Option(help="Passes over the forget set.")]
+ForgetBatch = Annotated[int | None, typer.Option(help="Images a step.")]
+Optimiser = Annotated[str | None, typer.Option(help="natural, sgd, adam or adamw.")]
+Reduction = Annotated[str | None, typer.Option(help="sum or mean over a batch.")]
+Alpha = Annotated[float | None, typer.Option(help="α: weight of the KL to the target.")]
+Beta = Annotated[float | None, typer.Option(help="β: weight of the style loss; default: balanced.")]
+ForgetPrecision = Annotated[str | None, typer.Option(help="fp32 or bf16.")]
+Gates = Annotated[bool, typer.Option(help="Fail, and write nothing, where a run does nothing or destroys the model.")]
+
+
 def model_arguments(pairs: list[str] | None) -> dict[str, Any]:
     """`img_size=32` to a name and a Python value.
 
@@ -80,3 +103,13 @@ def request_from(
         concept=column_and_value(concept, f"{prefix}concept") if concept else None,
         style=column_and_value(style, f"{prefix}style") if style else None,
     )
+
+
+def number_or_auto(text: str | None) -> float | str | None:
+    """`--strength`: a number, or the word auto."""
+    if text is None or text == "auto":
+        return text
+    try:
+        return float(text)
+    except ValueError as error:
+        raise RequestError(f"--strength takes a number or auto, got {text!r}.", fix="--strength auto") from error

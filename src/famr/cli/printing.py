@@ -43,8 +43,8 @@ def print_error(error: FamrError, as_json: bool) -> None:
         print_json({"error": {"kind": kind, "exit_code": error.exit_code, **where_and_fix}})
 
 
-def print_scores(scores: Scores, title: str) -> None:
-    """The five metrics of each model, and the gap where a retrained model was given."""
+def print_scores(scores: Scores, title: str, beside: Mapping[str, Scores] | None = None) -> None:
+    """The five metrics of each model, and the gap where a retrained model was given; `beside` adds other methods."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -53,7 +53,8 @@ def print_scores(scores: Scores, title: str) -> None:
     table.add_column("model", no_wrap=True)
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")
-    rows = {"original": scores.original, "unlearned": scores.unlearned, "retrained": scores.retrained}
+    others = {name: found.unlearned for name, found in (beside or {}).items()}
+    rows = {"original": scores.original, "unlearned": scores.unlearned, **others, "retrained": scores.retrained}
     for name, found in rows.items():
         if found is not None:
             table.add_row(name, *(in_percent(column, getattr(found, column, None)) for column in COLUMNS))
@@ -61,8 +62,9 @@ def print_scores(scores: Scores, title: str) -> None:
         table.add_row("gap", *(in_percent(column, scores.gap.get(column)) for column in COLUMNS))
     Console().print(table)
     if scores.gap is not None:
-        js = scores.gap["forget_js_divergence"]
-        print(f"Jensen-Shannon divergence to retrained on the forget set: {in_percent('js', js)} nats")
+        for name, said in {"unlearned": scores, **(beside or {})}.items():
+            js = None if said.gap is None else said.gap["forget_js_divergence"]
+            print(f"Jensen-Shannon divergence of {name} to retrained on the forget set: {in_percent('js', js)} nats")
     words = {"retain": "held-out retained", "forget": "forget", "forget_test": "held-out forgotten"}
     counts = ", ".join(f"{words[name]} {n}" for name, n in scores.unlearned.counts.items() if n is not None)
     print(f"Images: {counts}. CE, Ent and KL in nats, on the forget set.")
