@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,6 +73,8 @@ class Scores:
     gap: dict[str, float | None] | None
     not_available: dict[str, str]
     """Why a figure is missing, by its name."""
+    earlier: dict[str, float | None] = field(default_factory=dict)
+    """The unlearned model's accuracy on what it was made to forget before; None where those images are gone."""
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored in metrics.json."""
@@ -110,12 +112,17 @@ def compare(
             )
     require_same_labels(unlearned, splits)
     place = pick_device(device or "auto")
-    return compare_answers(
+    scores = compare_answers(
         None if original is None else answers_to(splits, original, place, precision),
         answers_to(splits, unlearned, place, precision),
         None if retrained is None else answers_to(splits, retrained, place, precision),
         splits,
     )
+    earlier = {
+        run.request.describe(): None if images is None else accuracy_on(unlearned, images, place)
+        for run, images in zip(splits.earlier, splits.earlier_images, strict=True)
+    }
+    return replace(scores, earlier=earlier)
 
 
 def compare_answers(

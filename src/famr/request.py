@@ -128,6 +128,26 @@ def read_samples(path: Path) -> list[str]:
     return names
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What the model was made to forget before, in an earlier run."""
+
+    request: Request
+    classes: tuple[str, ...]
+    """The classes that it forgot whole."""
+    drift: float
+    """How far that run moved the weights."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"request": self.request.to_json(), "classes": list(self.classes), "drift": self.drift}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Earlier:
+        """The inverse of `to_json`."""
+        return cls(Request.from_json(values["request"]), tuple(values["classes"]), values["drift"])
+
+
 @dataclass(frozen=True, eq=False)
 class Splits:
     """The sets that a request makes of the data; None where no such images were given."""
@@ -141,6 +161,10 @@ class Splits:
     """Held-out images of the forgotten class, concept or style; none for samples."""
     labels: tuple[str, ...] | None = None
     """What the class indices of these images mean."""
+    earlier: tuple[Earlier, ...] = ()
+    """What was forgotten before; its images are in none of the sets above."""
+    earlier_images: tuple[Images | None, ...] = ()
+    """Training images of each of these, where they are still at hand."""
 
     def __post_init__(self) -> None:
         if len(self.forget) == 0:
@@ -167,11 +191,19 @@ class Splits:
                     )
 
     def forgotten_classes(self) -> tuple[int, ...]:
-        """The classes that are forgotten whole: in the forget set, and not in the retained one."""
+        """The classes that are forgotten whole, now or before: in the forget set, and not in the retained one."""
         forgotten = set(self.forget.targets.tolist()) - {UNKNOWN}
         if self.retain is not None:
             forgotten -= set(self.retain.targets.tolist())
-        return tuple(sorted(forgotten))
+        labels = self.labels or ()
+        before = {labels.index(name) for run in self.earlier for name in run.classes if name in labels}
+        return tuple(sorted(forgotten | before))
+
+    def newly_forgotten_classes(self) -> tuple[str, ...]:
+        """The names of the classes that this request forgets whole."""
+        before = {name for run in self.earlier for name in run.classes}
+        names = [self.labels[index] for index in self.forgotten_classes()] if self.labels else []
+        return tuple(name for name in names if name not in before)
 
 
 def some_of_each_class(images: Images, count: int, seed: int, skip: int = 0) -> Images:
@@ -182,11 +214,19 @@ def some_of_each_class(images: Images, count: int, seed: int, skip: int = 0) -> 
     return images.take(torch.cat(picked))
 
 
-def split(data: Data, request: Request) -> Splits:
-    """The forget, retain and test images of a request; disjoint, and none of the first two empty."""
+def split(data: Data, request: Request, earlier: Sequence[Earlier] = ()) -> Splits:
+    """The forget, retain and test images of a request; disjoint, and none of the first two empty.
+
+    What `earlier` runs forgot is in none of them: neither retained nor forgotten anew.
+    """
     if request.kind == "images":
         raise RequestError("The request names nothing.", fix="Name classes, samples, a concept or a style.")
     test = _or_none(data.test)
+    gone = [_gone(data, data.train, run.request) for run in earlier]
+    left = ~torch.stack(gone).any(dim=0) if gone else torch.ones(len(data.train), dtype=torch.bool)
+    if test is not None:
+        for run in earlier:
+            test = test and _or_none(test.where(~_gone(data, test, run.request)))
     forget_test = None
     if request.kind == "samples":
         forgotten = _sample_mask(data.train, request.samples)
@@ -196,7 +236,29 @@ def split(data: Data, request: Request) -> Splits:
             held_out = _mask(data, test, request, required=False)
             forget_test = _or_none(test.where(held_out))
             test = _or_none(test.where(~held_out))
-    return Splits(request, data.train.where(forgotten), data.train.where(~forgotten), test, forget_test, data.labels)
+    if not bool((forgotten & left).any()):
+        raise RequestError(
+            "All of this was forgotten before.",
+            where=", ".join(run.request.describe() for run in earlier),
+            fix="There is nothing left to do; or start from a model that has not forgotten it.",
+        )
+    return Splits(
+        request,
+        data.train.where(forgotten & left),
+        data.train.where(~forgotten & left),
+        test,
+        forget_test,
+        data.labels,
+        tuple(earlier),
+        tuple(_or_none(data.train.where(mask)) for mask in gone),
+    )
+
+
+def _gone(data: Data, images: Images, request: Request) -> Tensor:
+    """Which images an earlier request was about; samples are taken to be gone from the data."""
+    if request.kind in ("samples", "images"):
+        return torch.zeros(len(images), dtype=torch.bool)
+    return _mask(data, images, request, required=False)
 
 
 def forget_only(images: Images) -> Splits:

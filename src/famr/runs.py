@@ -19,7 +19,7 @@ from famr.card import trained_card, unlearned_card
 from famr.digests import COMPLETE, write_complete
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.evaluation import Scores
-from famr.request import Request
+from famr.request import Earlier, Request
 from famr.train import Trained
 from famr.unlearning import Unlearned
 
@@ -231,6 +231,15 @@ def save_trained(
         write_json(folder / "training/run.json", run)
         (folder / "README.md").write_text(trained_card(trained, without, metrics), encoding="utf-8")
     return target
+
+
+def earlier_runs(folder: Path) -> tuple[Earlier, ...]:
+    """Everything a run folder's model was made to forget, first run first; empty for one that never forgot."""
+    if not (folder / "unlearning/run.json").is_file():
+        return ()
+    request, run = read_unlearning(folder)
+    before = [Earlier.from_json(values) for values in run.get("earlier", [])]
+    return (*before, Earlier(request, tuple(run.get("classes", [])), run["drift"]))
 
 
 def read_unlearning(folder: Path) -> tuple[Request, dict[str, Any]]:

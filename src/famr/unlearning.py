@@ -27,7 +27,7 @@ from famr.method import FAMR
 from famr.models import Classifier
 from famr.objective import drift_bound, l2_penalty
 from famr.optimise import Epoch, Step, minimise, trainable
-from famr.request import Request, Splits
+from famr.request import Earlier, Request, Splits
 from famr.sketch import Sketch
 from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
 from famr.watch import watch_over
@@ -67,6 +67,10 @@ class Unlearned:
     """What was picked where the method left it open, and why; empty where it did not."""
     trials: tuple[Outcome, ...] = ()
     """The strengths that were tried, the last one being this run's; empty where it was given."""
+    classes: tuple[str, ...] = ()
+    """The classes that were forgotten whole, by name."""
+    earlier: tuple[Earlier, ...] = ()
+    """What the model had been made to forget before."""
 
     @property
     def module(self) -> nn.Module:
@@ -109,9 +113,12 @@ class Unlearned:
             "steps": self.history[-1].step,
             "seconds": self.seconds,
             "drift": self.drift,
+            "drift_of_all_runs_at_most": self.drift + sum(run.drift for run in self.earlier),
             "drift_bound": self.drift_bound,
             "why": self.why,
             "trials": [asdict(trial) for trial in self.trials],
+            "classes": list(self.classes),
+            "earlier": [run.to_json() for run in self.earlier],
         }
 
 
@@ -194,8 +201,11 @@ def forget(
         if gates:
             require_outcome(outcome)
     unlearned.module.to(home).zero_grad()
-    request = Request() if splits is None else splits.request
-    return Unlearned(unlearned, original, request, settled, seed, history, str(place), why, trials)
+    result = Unlearned(unlearned, original, Request(), settled, seed, history, str(place), why, trials)
+    if splits is None:
+        return result
+    classes = splits.newly_forgotten_classes() if passes.forgets_classes else ()
+    return replace(result, request=splits.request, classes=classes, earlier=splits.earlier)
 
 
 def _at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch | None, batches: int) -> AtHand:

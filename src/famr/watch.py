@@ -37,7 +37,7 @@ def watch_over(splits: Splits | None, model: Classifier, device: torch.device, m
     """A few images of each retained class; None without retained images that have labels."""
     if splits is None or splits.retain is None or not splits.retain.labelled:
         return None
-    each = max(1, IMAGES // len(splits.retain.targets.unique()))
+    each = max(1, IMAGES // len(set(splits.retain.targets.tolist())))
     some = some_of_each_class(splits.retain, each, seed, skip=method.function_images)
     if not len(some):  # so few that all of them hold the answers
         some = some_of_each_class(splits.retain, each, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from famr.evaluation import Scores, accuracy_on, compare
 from famr.labels import match_labels
 from famr.method import FAMR
 from famr.models import Classifier, load_model, new_model
-from famr.request import Request, Splits, forget_only, split
-from famr.runs import check_output, read_unlearning, save_trained, save_unlearned, whole_file
+from famr.request import Earlier, Request, Splits, forget_only, split
+from famr.runs import check_output, earlier_runs, read_unlearning, save_trained, save_unlearned, whole_file
 from famr.sketch import Sketch, take_sketch
 from famr.train import Training, fit
 from famr.unlearning import forget
@@ -110,7 +110,7 @@ def run_forget(
     check_output(output_dir, overwrite, [model, weights, retrained, sketch, data_facts["spec"], style_target])
     place = str(pick_device(device))
     original = load_model(model, weights=weights, arguments=arguments)
-    original, splits = splits_for(original, request, data_facts)
+    original, splits = splits_for(original, request, data_facts, earlier_runs(Path(model)))
     reference = load_reference(retrained, original, request) if retrained else None
     neutral = open_data(style_target, whole=True).everything() if style_target else None
     batches = -(-len(splits.forget) // method.batch_size)
@@ -164,12 +164,14 @@ def run_sketch(
     return {"output": str(target), "images": taken.images, "layers": len(taken.layers)}
 
 
-def splits_for(model: Classifier, request: Request, facts: Mapping[str, Any]) -> tuple[Classifier, Splits]:
+def splits_for(
+    model: Classifier, request: Request, facts: Mapping[str, Any], earlier: Sequence[Earlier] = ()
+) -> tuple[Classifier, Splits]:
     """The sets of a request on recorded data, with the class names of model and data brought together."""
     data = open_facts(facts)
     if not facts["forget_only"]:
         model, data = match_labels(model, data, by_name=facts["match_labels_by_name"])
-        return model, split(data, request)
+        return model, split(data, request, earlier)
     if request.kind != "images":
         raise RequestError(
             "With --forget-data every image is forgotten; there is nothing to choose.",
@@ -199,7 +201,8 @@ def run_evaluate(
         raise RequestError("The run does not say which data it used.", where=str(run), fix="Give --data.")
     if data_root is not None:
         facts |= {"root": data_root}
-    unlearned, splits = splits_for(unlearned, request, facts)
+    earlier = [Earlier.from_json(values) for values in record.get("earlier", [])]
+    unlearned, splits = splits_for(unlearned, request, facts, earlier)
     start = find_original(original, record["original"])
     return compare(
         None if start is None else replace(start, labels=unlearned.labels),

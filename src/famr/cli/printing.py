@@ -68,6 +68,8 @@ def print_scores(scores: Scores, title: str, beside: Mapping[str, Scores] | None
     words = {"retain": "held-out retained", "forget": "forget", "forget_test": "held-out forgotten"}
     counts = ", ".join(f"{words[name]} {n}" for name, n in scores.unlearned.counts.items() if n is not None)
     print(f"Images: {counts}. CE, Ent and KL in nats, on the forget set.")
+    for what, accuracy in scores.earlier.items():
+        print(f"Forgotten before, {visible(what)}: accuracy {in_percent('forget_accuracy', accuracy)} %")
     for reason in dict.fromkeys(scores.not_available.values()):
         names = [name for name, why in scores.not_available.items() if why == reason]
         print(f"{NOT_AVAILABLE}: {', '.join(names)} ({reason})")
