@@ -16,7 +16,7 @@ from famr.data import Data
 from famr.errors import RequestError
 from famr.metrics.forgetting import kl_divergence
 from famr.models.classifier import logits_of
-from famr.request import some_of_each_class
+from famr.splits import some_of_each_class
 
 CPU = torch.device("cpu")
 

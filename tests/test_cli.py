@@ -54,7 +54,7 @@ def test_forget_a_class_then_evaluate_the_run(run: Callable[..., Outcome], origi
     )  # fmt: skip
     assert forgot.code == 0
     scores = json.loads(forgot.out)
-    assert set(scores) == {"original", "unlearned", "retrained", "gap", "not_available"}
+    assert set(scores) == {"original", "unlearned", "retrained", "gap", "not_available", "earlier"}
     assert scores["unlearned"]["forget_accuracy"] < scores["original"]["forget_accuracy"]
     assert scores["retrained"] is None
     assert json.loads((folder / "unlearning/metrics.json").read_text(encoding="utf-8")) == scores

@@ -10,7 +10,8 @@ from PIL import Image
 from famr.data import Data, Images
 from famr.data.images import UNKNOWN
 from famr.errors import RequestError
-from famr.request import Request, Splits, forget_only, read_samples, split
+from famr.request import Request, read_samples
+from famr.splits import Splits, forget_only, split
 
 LABELS = ("Cat", "dog", "owl", "oak tree", "pine tree", "rose")
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from famr.method import FAMR
     from famr.models import Classifier, load_model, new_model
     from famr.preprocessing import Preprocessing
-    from famr.request import Request, Splits, forget_only, split
+    from famr.request import Request
     from famr.sketch import Sketch, take_sketch
+    from famr.splits import Splits, forget_only, split
     from famr.train import Training, fit
     from famr.unlearning import Unlearned, forget
 
@@ -37,19 +38,19 @@ _HOME = {
     "Preprocessing": "preprocessing",
     "Request": "request",
     "Sketch": "sketch",
-    "Splits": "request",
+    "Splits": "splits",
     "Training": "train",
     "Unlearned": "unlearning",
     "compare": "evaluation",
     "evaluate": "evaluation",
     "fit": "train",
     "forget": "unlearning",
-    "forget_only": "request",
+    "forget_only": "splits",
     "load_model": "models",
     "match_labels": "labels",
     "new_model": "models",
     "open_data": "data",
-    "split": "request",
+    "split": "splits",
     "take_sketch": "sketch",
 }
 

@@ -21,7 +21,7 @@ from famr.metrics.retraining import gap, js_divergence
 from famr.models import Classifier
 from famr.models.classifier import evaluating
 from famr.objective import at_least_float32
-from famr.request import Splits
+from famr.splits import Splits
 from famr.tables import COLUMNS
 
 if TYPE_CHECKING:

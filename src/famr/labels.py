@@ -7,7 +7,7 @@ from dataclasses import replace
 from famr.data import Data
 from famr.errors import DataError
 from famr.models import Classifier
-from famr.request import Splits
+from famr.splits import Splits
 
 SHOWN = 8
 

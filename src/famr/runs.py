@@ -19,7 +19,8 @@ from famr.card import trained_card, unlearned_card
 from famr.digests import COMPLETE, write_complete
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.evaluation import Scores
-from famr.request import Earlier, Request
+from famr.request import Request
+from famr.splits import Earlier
 from famr.train import Trained
 from famr.unlearning import Unlearned
 

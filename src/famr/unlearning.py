@@ -27,8 +27,9 @@ from famr.method import FAMR
 from famr.models import Classifier
 from famr.objective import drift_bound, l2_penalty
 from famr.optimise import Epoch, Step, minimise, trainable
-from famr.request import Earlier, Request, Splits
+from famr.request import Request
 from famr.sketch import Sketch
+from famr.splits import Earlier, Splits
 from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
 from famr.watch import watch_over
 

@@ -12,7 +12,7 @@ from famr.evaluation import collect
 from famr.method import FAMR
 from famr.metrics.forgetting import correct
 from famr.models import Classifier
-from famr.request import Splits, some_of_each_class
+from famr.splits import Splits, some_of_each_class
 
 IMAGES = 500
 

@@ -16,8 +16,8 @@ from famr.errors import RequestError
 from famr.forget_loss import ForgetLoss
 from famr.models.classifier import logits_of
 from famr.optimise import trainable
-from famr.request import Splits, some_of_each_class
 from famr.sketch import Sketch
+from famr.splits import Splits, some_of_each_class
 
 
 def anchors_for(

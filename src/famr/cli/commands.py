@@ -18,9 +18,10 @@ from famr.evaluation import Scores, accuracy_on, compare
 from famr.labels import match_labels
 from famr.method import FAMR
 from famr.models import Classifier, load_model, new_model
-from famr.request import Earlier, Request, Splits, forget_only, split
+from famr.request import Request
 from famr.runs import check_output, earlier_runs, read_unlearning, save_trained, save_unlearned, whole_file
 from famr.sketch import Sketch, take_sketch
+from famr.splits import Earlier, Splits, forget_only, split
 from famr.train import Training, fit
 from famr.unlearning import forget
 

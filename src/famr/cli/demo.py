@@ -19,8 +19,9 @@ from famr.evaluation import Scores, compare
 from famr.method import FAMR
 from famr.models import Classifier, new_model
 from famr.report.plots import draw_forgetting
-from famr.request import Request, split
+from famr.request import Request
 from famr.runs import check_output, save_trained, save_unlearned, staged, write_json
+from famr.splits import split
 from famr.train import Trained, Training, fit
 from famr.unlearning import Unlearned, forget
 

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, TextIO
 
 import typer
 
@@ -100,7 +100,7 @@ def train(
         weights=weights,
         arguments=opt.model_arguments(model_arg),
         from_scratch=from_scratch,
-        data_facts=_data_facts(data, data_root, label_column, split_seed, by_name=False),
+        data_facts=opt.data_facts(data, data_root, label_column, split_seed, by_name=False),
         without=opt.request_from(
             without_class, without_sample, without_samples, without_concept, without_style, "--without-"
         ),
@@ -216,7 +216,7 @@ def forget(
         weights=weights,
         arguments=opt.model_arguments(model_arg),
         request=opt.request_from(class_, sample, samples, concept, style),
-        data_facts=_data_facts(
+        data_facts=opt.data_facts(
             data or forget_data or "",
             data_root,
             label_column,
@@ -263,7 +263,7 @@ def sketch(
     """Take what anchors need of the training data, once: a later `forget --sketch` needs none of it."""
     from famr.cli.commands import run_sketch
 
-    facts = _data_facts(data, data_root, label_column, split_seed, by_name=match_labels_by_name)
+    facts = opt.data_facts(data, data_root, label_column, split_seed, by_name=match_labels_by_name)
     report = run_sketch(model, facts, output, images, seed, device, overwrite)
     if as_json:
         print_json(report)
@@ -310,26 +310,6 @@ def classes(
     else:
         for index, label in enumerate(labels):
             print(f"{index:5d}  {visible(label)}")
-
-
-def _data_facts(
-    spec: str,
-    root: str | None,
-    label_column: str | None,
-    split_seed: int,
-    *,
-    by_name: bool,
-    forget_only: bool = False,
-) -> dict[str, Any]:
-    """How the data was opened: recorded in run.json, so that it can be opened the same way again."""
-    return {
-        "spec": spec,
-        "root": root,
-        "label_column": label_column,
-        "split_seed": split_seed,
-        "match_labels_by_name": by_name,
-        "forget_only": forget_only,
-    }
 
 
 def _show_own_warnings(

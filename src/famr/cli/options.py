@@ -113,3 +113,23 @@ def number_or_auto(text: str | None) -> float | str | None:
         return float(text)
     except ValueError as error:
         raise RequestError(f"--strength takes a number or auto, got {text!r}.", fix="--strength auto") from error
+
+
+def data_facts(
+    spec: str,
+    root: str | None,
+    label_column: str | None,
+    split_seed: int,
+    *,
+    by_name: bool,
+    forget_only: bool = False,
+) -> dict[str, Any]:
+    """How the data was opened: recorded in run.json, so that it can be opened the same way again."""
+    return {
+        "spec": spec,
+        "root": root,
+        "label_column": label_column,
+        "split_seed": split_seed,
+        "match_labels_by_name": by_name,
+        "forget_only": forget_only,
+    }

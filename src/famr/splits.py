@@ -1,0 +1,245 @@
+"""The sets of images that follow from a request: forget, retain and test."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from famr.data import Data, Images
+from famr.data.images import UNKNOWN
+from famr.errors import RequestError
+from famr.request import SHOWN, Request
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the model was made to forget before, in an earlier run."""
+
+    request: Request
+    classes: tuple[str, ...]
+    """The classes that it forgot whole."""
+    drift: float
+    """How far that run moved the weights."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"request": self.request.to_json(), "classes": list(self.classes), "drift": self.drift}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Earlier:
+        """The inverse of `to_json`."""
+        return cls(Request.from_json(values["request"]), tuple(values["classes"]), values["drift"])
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The sets that a request makes of the data; None where no such images were given."""
+
+    request: Request
+    forget: Images
+    retain: Images | None = None
+    test: Images | None = None
+    """Held-out images that are not forgotten: what retained accuracy is measured on."""
+    forget_test: Images | None = None
+    """Held-out images of the forgotten class, concept or style; none for samples."""
+    labels: tuple[str, ...] | None = None
+    """What the class indices of these images mean."""
+    earlier: tuple[Earlier, ...] = ()
+    """What was forgotten before; its images are in none of the sets above."""
+    earlier_images: tuple[Images | None, ...] = ()
+    """Training images of each of these, where they are still at hand."""
+
+    def __post_init__(self) -> None:
+        if len(self.forget) == 0:
+            raise RequestError(
+                "The forget set is empty.",
+                where=self.request.describe(),
+                fix="Check the request against the data.",
+            )
+        if self.retain is not None and len(self.retain) == 0:
+            raise RequestError(
+                f"The request covers all {len(self.forget)} training images and leaves nothing.",
+                where=self.request.describe(),
+                fix="Ask for less, or train a new model on other data.",
+            )
+        seen: dict[str, str] = {}
+        for name in ("forget", "retain", "test", "forget_test"):
+            images: Images | None = getattr(self, name)
+            for id_ in images.ids if images is not None else ():
+                if seen.setdefault(id_, name) != name:
+                    raise RequestError(
+                        f"An image is in two sets, {seen[id_]} and {name}.",
+                        where=id_,
+                        fix="Give each image one id, and each set its own images.",
+                    )
+
+    def forgotten_classes(self) -> tuple[int, ...]:
+        """The classes that are forgotten whole, now or before: in the forget set, and not in the retained one."""
+        forgotten = set(self.forget.targets.tolist()) - {UNKNOWN}
+        if self.retain is not None:
+            forgotten -= set(self.retain.targets.tolist())
+        labels = self.labels or ()
+        before = {labels.index(name) for run in self.earlier for name in run.classes if name in labels}
+        return tuple(sorted(forgotten | before))
+
+    def newly_forgotten_classes(self) -> tuple[str, ...]:
+        """The names of the classes that this request forgets whole."""
+        before = {name for run in self.earlier for name in run.classes}
+        names = [self.labels[index] for index in self.forgotten_classes()] if self.labels else []
+        return tuple(name for name in names if name not in before)
+
+
+def some_of_each_class(images: Images, count: int, seed: int, skip: int = 0) -> Images:
+    """Up to `count` images of each class, drawn with `seed`; others than the first `skip` so drawn."""
+    shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    targets = images.targets[shuffled]
+    picked = [shuffled[targets == target][skip : skip + count] for target in sorted(set(targets.tolist()))]
+    return images.take(torch.cat(picked))
+
+
+def split(data: Data, request: Request, earlier: Sequence[Earlier] = ()) -> Splits:
+    """The forget, retain and test images of a request; disjoint, and none of the first two empty.
+
+    What `earlier` runs forgot is in none of them: neither retained nor forgotten anew.
+    """
+    if request.kind == "images":
+        raise RequestError("The request names nothing.", fix="Name classes, samples, a concept or a style.")
+    test = _or_none(data.test)
+    gone = [_gone(data, data.train, run.request) for run in earlier]
+    left = ~torch.stack(gone).any(dim=0) if gone else torch.ones(len(data.train), dtype=torch.bool)
+    if test is not None:
+        for run in earlier:
+            test = test and _or_none(test.where(~_gone(data, test, run.request)))
+    forget_test = None
+    if request.kind == "samples":
+        forgotten = _sample_mask(data.train, request.samples)
+    else:
+        forgotten = _mask(data, data.train, request)
+        if test is not None:
+            held_out = _mask(data, test, request, required=False)
+            forget_test = _or_none(test.where(held_out))
+            test = _or_none(test.where(~held_out))
+    if earlier and not bool((forgotten & left).any()):
+        raise RequestError(
+            "All of this was forgotten before.",
+            where=", ".join(run.request.describe() for run in earlier),
+            fix="There is nothing left to do; or start from a model that has not forgotten it.",
+        )
+    return Splits(
+        request,
+        data.train.where(forgotten & left),
+        data.train.where(~forgotten & left),
+        test,
+        forget_test,
+        data.labels,
+        tuple(earlier),
+        tuple(_or_none(data.train.where(mask)) for mask in gone),
+    )
+
+
+def _gone(data: Data, images: Images, request: Request) -> Tensor:
+    """Which images an earlier request was about; samples are taken to be gone from the data."""
+    if request.kind in ("samples", "images"):
+        return torch.zeros(len(images), dtype=torch.bool)
+    return _mask(data, images, request, required=False)
+
+
+def forget_only(images: Images) -> Splits:
+    """For a user who has nothing but the images to forget."""
+    return Splits(Request(), images)
+
+
+def _or_none(images: Images | None) -> Images | None:
+    return images if images else None
+
+
+def _mask(data: Data, images: Images, request: Request, required: bool = True) -> Tensor:
+    """Which images a class, concept or style request is about."""
+    pair = request.concept or request.style
+    if pair is None:
+        wanted = torch.tensor([_class_index(name, data.labels) for name in request.classes])
+        return torch.isin(images.targets, wanted)
+    column, value = pair
+    values = images.column(column)
+    if required and value not in values:
+        known = sorted(set(values))
+        raise RequestError(
+            f"No training image has {column} = {value!r} ({len(values)} rows searched).",
+            where=f"{column}: {_nearest(value, known)}",
+            fix="Use one of the values of this column.",
+        )
+    return torch.tensor([found == value for found in values], dtype=torch.bool)
+
+
+def _class_index(name: str, labels: Sequence[str]) -> int:
+    if labels.count(name) == 1:
+        return labels.index(name)
+    if name in labels:
+        raise RequestError(f"Two classes are called {name!r}.", where="the label map", fix="Rename one of them.")
+    near = _nearest(name, labels)
+    raise RequestError(
+        f"Unknown class {name!r}. Did you mean {near}?" if near else f"Unknown class {name!r}.",
+        where=f"{len(labels)} classes are known" + (f", from {labels[0]!r} to {labels[-1]!r}" if labels else ""),
+        fix="List them with `famr classes`; names are case-sensitive.",
+    )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    folded = {candidate.casefold(): candidate for candidate in reversed(known)}
+    close = difflib.get_close_matches(name.casefold(), list(folded), n=SHOWN, cutoff=0.5)
+    found = [folded[key] for key in close] or (list(known) if len(known) <= SHOWN else [])
+    return " or ".join(repr(candidate) for candidate in found)
+
+
+def _sample_mask(images: Images, samples: Sequence[str | int]) -> Tensor:
+    """Each sample is an id, a position in the training images, or a path that ends like exactly one id."""
+    ids = images.ids
+    position_of = {id_: position for position, id_ in enumerate(ids)}
+    by_name: dict[str, list[int]] = {}
+    for position, id_ in enumerate(ids):
+        by_name.setdefault(Path(id_).name, []).append(position)
+    mask = torch.zeros(len(ids), dtype=torch.bool)
+    missing = []
+    for sample in samples:
+        text = str(sample)
+        if text in position_of:
+            found = [position_of[text]]
+        elif text.removeprefix("-").isdecimal():
+            found = [int(text)] if 0 <= int(text) < len(ids) else []
+        else:
+            found = [p for p in by_name.get(Path(text).name, []) if _same_path(ids[p], text)]
+        if len(found) > 1:
+            raise RequestError(
+                f"Sample {text!r} fits {len(found)} images.",
+                where=", ".join(ids[position] for position in found[:SHOWN]),
+                fix="Give more of the path.",
+            )
+        if not found:
+            missing.append(text)
+        elif mask[found[0]]:
+            raise RequestError(
+                f"Sample {text!r} is an image that the request names already.",
+                where=ids[found[0]],
+                fix="Name each once.",
+            )
+        mask[found] = True
+    if missing:
+        raise RequestError(
+            f"{len(missing)} of {len(samples)} samples are not in the training images "
+            f"(positions 0 to {len(ids) - 1}; ids such as {ids[0]!r}).",
+            where=", ".join(missing[:SHOWN]),
+            fix="Check the ids; nothing was forgotten.",
+        )
+    return mask
+
+
+def _same_path(id_: str, text: str) -> bool:
+    ours, theirs = Path(id_).parts, Path(text).parts
+    shorter = min(len(ours), len(theirs))
+    return ours[-shorter:] == theirs[-shorter:]

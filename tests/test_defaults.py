@@ -1,0 +1,98 @@
+"""What `FAMR()` picks, that it says so, and how it does on digits against retraining."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import famr
+from conftest import SMALL_VIT
+from famr.augmentation import Augmentation
+from famr.data import Data
+from famr.defaults import AtHand, enough_epochs, settle
+from famr.method import FAMR
+from famr.request import Kind
+
+
+def at_hand(kind: Kind, retained: bool = True, held_out: bool = True, sketch: bool = False) -> AtHand:
+    return AtHand(kind, retained, held_out, sketch, batches=4)
+
+
+@pytest.mark.parametrize(
+    ("found", "target", "anchor"),
+    [
+        (at_hand("class"), "masked", "kfac"),
+        (at_hand("concept"), "masked", "kfac"),
+        (at_hand("samples"), "reference", "kfac"),
+        (at_hand("style"), "uniform", "kfac"),
+        (at_hand("class", retained=False, held_out=False, sketch=True), "masked", "kfac"),
+        (at_hand("images", retained=False, held_out=False), "uniform", "l2"),
+    ],
+)
+def test_target_and_anchor_go_by_the_request_and_the_data(found: AtHand, target: str, anchor: str) -> None:
+    method, why = settle(FAMR(), found)
+    assert (method.target, method.anchor) == (target, anchor)
+    assert target in why
+    assert anchor in why
+    assert "\n" not in why
+    assert bool(method.function_strength) == found.retained
+
+
+def test_what_the_user_said_is_left_alone() -> None:
+    paper = FAMR.paper()
+    assert settle(paper, at_hand("class")) == (paper, "")
+    method, why = settle(FAMR(target="uniform", epochs=3), at_hand("class"))
+    assert (method.target, method.epochs) == ("uniform", 3)
+    assert "target" not in why
+
+
+def test_small_forget_sets_are_seen_more_often() -> None:
+    assert [enough_epochs(batches) for batches in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
+
+
+@pytest.fixture(scope="module")
+def retrained(digits: Data) -> dict[str, famr.Classifier]:
+    """The fixture `trained`, without a class."""
+    start = famr.new_model("timm:vit_tiny_patch16_224", digits.labels, from_scratch=True, arguments=SMALL_VIT)
+    shifts = Augmentation(smallest_area=0.9, mirror=False)
+    training = famr.Training(epochs=20, batch_size=64, learning_rate=3e-3, augmentation=shifts)
+    return {
+        name: famr.fit(start, images, training, device="cpu").model
+        for name in ("3", "8")
+        if (images := famr.split(digits, famr.Request(classes=[name])).retain) is not None
+    }
+
+
+@pytest.mark.parametrize("name", ["3", "8"])
+def test_the_default_forgets_a_digit_and_keeps_what_retraining_keeps(
+    original: famr.Classifier, digits: Data, retrained: dict[str, famr.Classifier], name: str
+) -> None:
+    splits = famr.split(digits, famr.Request(classes=[name]))
+    result = famr.forget(original, splits, device="cpu", track_retain=False)
+    scores = famr.evaluate(result, splits, retrained[name], device="cpu")
+    assert scores.retrained is not None
+    assert scores.unlearned.forget_accuracy <= 0.02  # type: ignore[operator]
+    assert scores.unlearned.forget_test_accuracy <= 0.05  # type: ignore[operator]
+    assert scores.unlearned.retain_accuracy >= scores.retrained.retain_accuracy - 0.01  # type: ignore[operator]
+
+
+def test_the_default_for_samples_makes_them_like_held_out_images(original: famr.Classifier, digits: Data) -> None:
+    splits = famr.split(digits, famr.Request(samples=list(range(0, 1000, 7))))
+    result = famr.forget(original, splits, device="cpu", track_retain=False)
+    assert result.method.target == "reference"
+    assert result.history[-1].loss_forget <= max(0.01, result.history[0].loss_forget / 2)
+    assert result.history[-1].forget_accuracy > 0.9  # type: ignore[operator]
+
+
+def test_with_a_sketch_images_tell_whether_they_are_whole_classes(
+    original: famr.Classifier, digits: Data, without_three: famr.Splits
+) -> None:
+    sketch = famr.take_sketch(original, digits, images=60, device="cpu")
+    assert sketch.covers_classes(without_three.forget.targets)
+    assert not sketch.covers_classes(without_three.forget.targets[1:])
+    assert not sketch.covers_classes(torch.tensor([-1]))
+    whole = famr.forget(original, famr.forget_only(without_three.forget), sketch=sketch, device="cpu")
+    assert whole.method.target == "masked"
+    assert whole.history[-1].forget_accuracy <= 0.02  # type: ignore[operator]
+    part = famr.forget_only(without_three.forget.take(torch.arange(20)))
+    assert famr.forget(original, part, sketch=sketch, device="cpu").method.target == "reference"
