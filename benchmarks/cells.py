@@ -6,7 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 import famr
 from benchmarks.references import Reference
+from famr.data import Images
 from famr.data.dataset import Data
 from famr.devices import pick_device
 from famr.evaluation import accuracy_on, answers_to, compare_answers
@@ -86,12 +87,35 @@ class Case:
 
     def __init__(self, original: famr.Classifier, retrained: Reference, splits: famr.Splits) -> None:
         self.device = pick_device("auto")
-        self.original, self.retrained, self.splits = original, retrained, splits
-        self.said = answers_to(splits, original, self.device)
+        self.original, self.retrained, self.seen = original, retrained, splits
+        self.splits = splits  # what is scored; `seen` is what a method may look at
+        self.said = answers_to(self.splits, original, self.device)
 
-    def forget(self, name: str, method: famr.FAMR, seed: int, track: bool = True) -> dict[str, Any]:
-        """Forget with a method and compare: the cell as plain values."""
-        result = famr.forget(self.original, self.splits, method, seed=seed, track_retain=track)
+    @classmethod
+    def with_test_apart(
+        cls, original: famr.Classifier, retrained: Reference, splits: famr.Splits, apart: Images
+    ) -> Case:
+        """The test images in `apart` are shown to the methods, for a temperature; the others are scored."""
+        assert splits.test is not None
+        ids = set(apart.ids)
+        shown = torch.tensor([id_ in ids for id_ in splits.test.ids])
+        case = cls(original, retrained.where(~shown), replace(splits, test=splits.test.where(~shown)))
+        case.seen = replace(splits, test=splits.test.where(shown))
+        return case
+
+    def forget(
+        self,
+        name: str,
+        method: famr.FAMR,
+        seed: int,
+        track: bool = True,
+        sketch: famr.Sketch | None = None,
+    ) -> dict[str, Any]:
+        """Forget with a method and compare: the cell as plain values. With a sketch the method sees nothing else."""
+        seen = self.seen if sketch is None else famr.forget_only(self.seen.forget)
+        start = time.perf_counter()
+        result = famr.forget(self.original, seen, method, sketch=sketch, seed=seed, track_retain=track)
+        whole = time.perf_counter() - start
         unlearned = answers_to(self.splits, result.model, self.device)
         scores = compare_answers(self.said, unlearned, self.retrained.answers, self.splits)
         kept, found = scores.unlearned, scores.retrained
@@ -108,7 +132,9 @@ class Case:
             "request": self.splits.request.to_json(),
             "seed": seed,
             **scores.to_json(),
-            "seconds": {"unlearned": result.seconds, "retrained": self.retrained.seconds},
+            "seconds": {"unlearned": result.seconds, "with_preparation": whole, "retrained": self.retrained.seconds},
+            "why": result.why,
+            "trials": len(result.trials),
             "method": result.method.to_json(),
             "drift": result.drift,
             "drift_bound": result.drift_bound,
@@ -129,6 +155,12 @@ def usual_arguments(description: str | None, data: str) -> argparse.ArgumentPars
 def vit_tiny(weights: Path, labels: tuple[str, ...]) -> Callable[[int], famr.Classifier]:
     """ViT-Ti/16 at 224 px with the given ImageNet weights and a new head drawn with the seed."""
     return lambda seed: famr.new_model("timm:vit_tiny_patch16_224", labels, weights=weights, seed=seed)
+
+
+def one_in_five(images: Images | None) -> Images:
+    """Some test images that methods may look at; they are not scored."""
+    assert images is not None
+    return images.take(torch.arange(0, len(images), 5))
 
 
 def drawn_classes(labels: tuple[str, ...], count: int, seed: int) -> list[str]:

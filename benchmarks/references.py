@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -52,6 +52,13 @@ class Reference:
             tensors |= {f"retain.{name}": value.contiguous() for name, value in self.retain._asdict().items()}
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, str(file), metadata={"reference": json.dumps({**facts, "seconds": self.seconds})})
+
+    def where(self, scored: Tensor) -> Reference:
+        """The same with some of the test images."""
+        test = self.answers.test
+        assert test is not None
+        some = Answers(test.logits[scored], test.targets[scored])
+        return replace(self, answers=replace(self.answers, test=some))
 
     @classmethod
     def load(cls, file: Path, facts: dict[str, object]) -> Reference:

@@ -51,13 +51,14 @@ def page(name: str, content: dict[str, Any]) -> str:
         _every(cells),
     ]
     parts += [f"Seed {cell['seed']}, {_request(cell)}: {cell['note']}" for cell in cells if "note" in cell]
-    parts += [f"Failed: {json.dumps(cell['method'])}: {cell['error']}" for cell in content["cells"] if "error" in cell]
+    failed = [cell for cell in content["cells"] if "error" in cell]
+    parts += [f"Failed: {cell.get('name') or json.dumps(cell['method'])}: {cell['error']}" for cell in failed]
     return "\n\n".join(parts) + "\n"
 
 
 def _setting(content: dict[str, Any]) -> str:
-    machine, method = content["environment"], content["method"]
-    rates = sorted({cell["method"]["learning_rate"] for cell in content["cells"]})
+    machine, method = content["environment"], content.get("method")
+    rates = sorted({cell["method"]["learning_rate"] for cell in content["cells"] if "method" in cell})
     originals = ", ".join(
         f"{100 * found['test_accuracy']:.1f} % (seed {seed})" for seed, found in content["originals"].items()
     )
@@ -66,7 +67,9 @@ def _setting(content: dict[str, Any]) -> str:
         f"- Data: {content['data']}",
         f"- Model: {content['model']}; {training['epochs']} epochs, batch {training['batch_size']}, "
         f"learning rate {training['learning_rate']:g}; test accuracy of the originals {originals}",
-        f"- Method: {method['optimiser']}, η {' or '.join(f'{rate:g}' for rate in rates)}, "
+        "- Methods: see `METHODS` in the benchmark; every setting is in the JSON"
+        if method is None
+        else f"- Method: {method['optimiser']}, η {' or '.join(f'{rate:g}' for rate in rates)}, "
         f"λ {method['strength']:g}, {method['epochs']} epochs, batch {method['batch_size']} "
         f"({method['reduction']}), α {method['alpha']:g}"
         + (f", style layer {method['style_layer']}, β balanced at the start" if method["style_layer"] else ""),

@@ -41,9 +41,18 @@ def order(count: int, seed: int | None) -> Tensor:
 
 
 def image_batches(images: Images, preprocessing: Preprocessing, batch_size: int, device: torch.device) -> Batches:
-    """Passes over stored images, prepared for a model."""
+    """Passes over stored images, prepared for a model; small images are brought to a GPU once."""
+    held: list[Tensor | None] = []
 
     def one_pass(seed: int | None) -> Iterator[Batch]:
+        if not held:
+            held.append(resident(images, preprocessing, device))
+        if held[0] is not None:
+            targets = images.targets.to(device)
+            for positions in torch.split(order(len(images), seed), batch_size):
+                there = positions.to(device)
+                yield Batch(preprocessing.normalise(preprocessing.fit(held[0][there])), targets[there], positions)
+            return
         for pixels, labels, positions in pixel_batches(images, preprocessing, batch_size, device, seed):
             yield Batch(preprocessing.normalise(pixels), labels, positions)
 
