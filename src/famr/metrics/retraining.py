@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -32,3 +34,14 @@ def gap(unlearned: float | None, retrained: float | None) -> float | None:
     if unlearned is None or retrained is None:
         return None
     return abs(unlearned - retrained)
+
+
+def average_gap(unlearned: Mapping[str, float], retrained: Mapping[str, float]) -> float:
+    """Avg. Gap: the mean of |m(unlearned) − m(retrained)| over the same measures of both, each a fraction.
+
+    >>> average_gap({"test": 0.8, "forget": 0.9}, {"test": 0.75, "forget": 0.75}).__round__(3)
+    0.1
+    """
+    if unlearned.keys() != retrained.keys() or not unlearned:
+        raise ValueError(f"The models have different measures: {sorted(unlearned)} and {sorted(retrained)}.")
+    return sum(abs(unlearned[name] - retrained[name]) for name in unlearned) / len(unlearned)
