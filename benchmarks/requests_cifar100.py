@@ -92,7 +92,8 @@ def samples(
     gaps = {name: average_gap(found[name], found["retrained"]) for name in ("original", "unlearned")}
     share = whole / retrained.seconds
     log(
-        f"samples, seed {seed}: Avg. Gap {gaps['unlearned']:.4f} (original {gaps['original']:.4f}), {found}, {share:.3f}"
+        f"samples, seed {seed}: Avg. Gap {gaps['unlearned']:.4f}, original {gaps['original']:.4f}; "
+        f"{share:.3f} of the time; {found}"
     )
     return {
         **found,

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import famr
-from conftest import alg1
 from famr.data import Data
 from famr.digests import file_digest
 from famr.errors import CheckpointError, RequestError
@@ -99,8 +98,15 @@ def test_a_forgotten_model_loads_in_its_own_library_bit_for_bit(
 
     original = famr.load_model(str(source))
     assert original.labels == LABELS
-    result = famr.forget(original, splits, alg1(epochs=2), device="cpu", track_retain=False)
+    method = famr.FAMR(strength=100.0, epochs=2, fisher_images=20)
+    result = famr.forget(original, splits, method, device="cpu", track_retain=False)
     folder = result.save(tmp_path / "unlearned")
+    before_and_after = zip(original.module.named_parameters(), result.module.parameters(), strict=True)
+    changed = [name for (name, old), new in before_and_after if not torch.equal(old, new)]
+    assert changed
+    assert not any(name.startswith(("head.", "fc.", "classifier.")) for name in changed)
+    for name, buffer in original.module.named_buffers():
+        assert torch.equal(buffer, result.module.get_buffer(name)), name
 
     size = original.preprocessing
     assert size is not None

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from famr.batches import Batch
 
 MICRO_BATCH = 32
+GRADIENT_NUMBERS = 2**27
+"""Numbers of all the gradients held at once: half a gibibyte."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +76,10 @@ def fisher_diagonal(
     count = 0
     if not names:
         return [total[name] for name in every]
+    at_once = max(1, min(MICRO_BATCH, GRADIENT_NUMBERS // sum(tensor.numel() for tensor in weights.values())))
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the kernel that vmap knows
         for batch in batches:
-            for images in torch.split(batch.images, MICRO_BATCH):
+            for images in torch.split(batch.images, at_once):
                 uniform = torch.rand(len(images), generator=generator).to(images)
                 for name, gradient in gradients(weights, images, uniform).items():
                     total[name] += gradient.square().sum(dim=0)

@@ -21,6 +21,8 @@ from famr.anchors.fisher import draw_labels
 from famr.batches import Batch
 
 MICRO_BATCH = 64
+LARGEST = 4096
+"""Inputs of a layer above which its matrix A would take longer than everything else: it gets the diagonal instead."""
 
 
 class Factors(NamedTuple):
@@ -73,8 +75,9 @@ class KFACAnchor:
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a matrix that is positive up to rounding; in double precision, which not every device has."""
-    values, vectors = torch.linalg.eigh(matrix.cpu().double())
+    """Of a matrix that is positive up to rounding. In double precision: single fails to converge on low ranks."""
+    place = matrix.cpu() if matrix.device.type == "mps" else matrix  # which has no double precision
+    values, vectors = torch.linalg.eigh(place.double())
     return values.clamp(min=0).to(matrix), vectors.to(matrix)
 
 
@@ -137,8 +140,9 @@ def kfac_factors(
 
 def _is_covered(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):
-        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return isinstance(layer, nn.Linear)
+        plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        return plain and layer.weight[0].numel() <= LARGEST
+    return isinstance(layer, nn.Linear) and layer.in_features <= LARGEST
 
 
 def _rows(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
