@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import timm
 import torch
 import torchvision
@@ -9,7 +12,9 @@ from torch import nn
 
 import famr
 from conftest import SMALL_VIT, alg1
+from famr.data import Data
 from famr.edited import call_order, edited_names, only
+from famr.errors import RequestError
 
 
 def names_of(module: nn.Module, size: int, share: float, head: bool = False) -> list[str]:
@@ -78,3 +83,13 @@ def test_the_paper_changes_every_weight(original: famr.Classifier, without_three
     result = famr.forget(original, without_three, alg1(epochs=1), device="cpu", track_retain=False)
     before, after = original.module.state_dict(), result.module.state_dict()
     assert all(not torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_a_style_is_not_sought_in_layers_that_cannot_change(original: famr.Classifier, digits: Data) -> None:
+    splits = famr.split(digits, famr.Request(style=("parity", "even")))
+    method = famr.FAMR(beta=None, style_layer="blocks.0", strength=100.0, fisher_images=100)
+    with pytest.raises(RequestError, match="before every layer that may change"):
+        famr.forget(original, splits, replace(method, edited_share=0.25), device="cpu", track_retain=False)
+    result = famr.forget(original, splits, method, device="cpu", track_retain=False)
+    assert result.method.edited_share == 1.0
+    assert result.history[-1].style_distance < result.history[0].style_distance  # type: ignore[operator]

@@ -10,6 +10,7 @@ from famr.targets import Target
 
 FUNCTION_STRENGTH = 5.0
 STEPS = 48
+LATE = 0.25
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,11 @@ def enough_epochs(batches: int) -> int:
 
 
 def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
-    """Fill in epochs, target, anchor and the anchor of answers; and say in one line what was picked and why."""
+    """Fill in epochs, layers, target, anchor and the anchor of answers; and say in one line what was picked and why."""
     if method.epochs is None:
         method = replace(method, epochs=enough_epochs(at_hand.batches))
+    if method.edited_share is None:  # a style is read off early layers, which must then be free to change
+        method = replace(method, edited_share=1.0 if method.forgets_style else LATE)
     reasons = []
     if method.target == "auto":
         target, why = _target(at_hand)

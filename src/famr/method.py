@@ -40,8 +40,8 @@ class FAMR:
     """λ of a further anchor that holds the answers on a few retained images; 0 leaves it out."""
     function_images: int = 20
     """Retained images a class for that anchor."""
-    edited_share: float = 0.25
-    """The share of the layers that may change, counted from the answer backwards."""
+    edited_share: float | None = None
+    """The share of the layers that may change, counted from the answer backwards. None: a quarter; all for a style."""
     edit_head: bool = False
     """Whether the layer that gives the answer may change too."""
     learning_rate: float = 0.5
@@ -91,7 +91,8 @@ class FAMR:
         self._require(self.anchor in (*get_args(Metric), "auto"), "anchor", "l2, fisher or kfac")
         self._require(self.strength == "auto" or self._number("strength") >= 0, "strength", "at least 0, or auto")
         self._require(0 < self.budget < 1, "budget", "a share between 0 and 1")
-        self._require(0 < self.edited_share <= 1, "edited_share", "above 0, at most 1")
+        share = self.edited_share
+        self._require(share is None or 0 < share <= 1, "edited_share", "above 0, at most 1")
         free = self.function_strength is None or self.function_strength >= 0
         self._require(free, "function_strength", "at least 0, or None")
         self._require(self.learning_rate > 0, "learning_rate", "above 0")
@@ -129,9 +130,14 @@ class FAMR:
     @property
     def settled_epochs(self) -> int:
         """Passes over the forget set, once they have been chosen."""
-        if self.epochs is None:
-            raise RequestError("The number of epochs is still open.", where="FAMR(epochs=…)")
+        assert self.epochs is not None
         return self.epochs
+
+    @property
+    def settled_share(self) -> float:
+        """The share of the layers that may change, once it has been chosen."""
+        assert self.edited_share is not None
+        return self.edited_share
 
     @property
     def settled_strength(self) -> float:

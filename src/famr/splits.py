@@ -88,6 +88,11 @@ class Splits:
         before = {labels.index(name) for run in self.earlier for name in run.classes if name in labels}
         return tuple(sorted(forgotten | before))
 
+    def forgets_classes(self) -> bool:
+        """Whether whole classes are forgotten and nothing else: after that every right answer is wrong."""
+        asked = self.request.kind in ("class", "concept")
+        return asked and set(self.forget.targets.tolist()) <= set(self.forgotten_classes())
+
     def newly_forgotten_classes(self) -> tuple[str, ...]:
         """The names of the classes that this request forgets whole."""
         before = {name for run in self.earlier for name in run.classes}

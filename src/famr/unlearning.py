@@ -18,7 +18,7 @@ from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batche
 from famr.data import Images
 from famr.defaults import AtHand, settle
 from famr.devices import pick_device, repeatable
-from famr.edited import edited_names, only
+from famr.edited import call_order, edited_names, only
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import Scores, collect, score
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
@@ -214,6 +214,8 @@ def _at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch | None, 
     if splits is None:
         return AtHand("images", retained=anchor_images, held_out=False, sketch=sketch is not None, batches=batches)
     kind = splits.request.kind
+    if kind == "concept" and not splits.forgets_classes():
+        kind = "samples"  # of classes that stay: a retrained model would still know most of them
     if kind == "images" and sketch is not None:
         kind = "class" if sketch.covers_classes(splits.forget.targets) else "samples"
     return AtHand(
@@ -227,10 +229,19 @@ def _at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch | None, 
 
 def _edited(model: Classifier, passes: Passes, method: FAMR) -> AbstractContextManager[None]:
     """Gradients for the weights that may change, and for no others."""
-    if method.edited_share >= 1 and method.edit_head:
+    if method.settled_share >= 1 and method.edit_head:
         return nullcontext()
     first = next(iter(passes.forget(None))).images[:1]
-    names = edited_names(model.module, lambda: model.module(first), method.edited_share, method.edit_head)
+    names = edited_names(model.module, lambda: model.module(first), method.settled_share, method.edit_head)
+    if method.forgets_style:
+        rank = call_order(model.module, lambda: model.module(first))
+        inside = [place for name, place in rank.items() if name.startswith(f"{method.style_layer}.")]
+        if inside and all(rank[name] > max(inside) for name in names):
+            raise RequestError(
+                "The style layer lies before every layer that may change, so its style cannot change.",
+                where=f"{method.style_layer}, edited share {method.settled_share:g}",
+                fix="Use a larger edited share, or a later layer.",
+            )
     return only(model.module, names)
 
 
@@ -279,7 +290,7 @@ def _passes(
         held_out=passes_over(splits.test),
         neutral=passes_over(neutral),
         forgotten=splits.forgotten_classes(),
-        forgets_classes=splits.request.kind in ("class", "concept"),
+        forgets_classes=splits.forgets_classes(),
     )
 
 
