@@ -48,6 +48,13 @@ def test_what_the_user_said_is_left_alone() -> None:
     assert "target" not in why
 
 
+def test_another_optimiser_does_not_inherit_the_natural_step() -> None:
+    rates = {
+        kind: settle(FAMR(optimiser=kind), at_hand("class"))[0].learning_rate for kind in ("natural", "sgd", "adam")
+    }
+    assert rates == {"natural": 0.5, "sgd": 1e-4, "adam": 1e-5}
+
+
 def test_small_forget_sets_are_seen_more_often() -> None:
     assert [enough_epochs(batches) for batches in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
 

@@ -56,7 +56,7 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
         "Forget-Aligned Model Reconstruction (Sanga, Singh, Dubey 2025, arXiv:2506.14515).\n",
         _loading(result.model),
         f"Method: target {method.target}, anchor {method.anchor} of strength {method.settled_strength:g}, "
-        f"{method.optimiser} steps with learning rate {method.learning_rate:g}, {method.epochs} epochs, "
+        f"{method.optimiser} steps with learning rate {method.settled_rate:g}, {method.epochs} epochs, "
         f"batch {method.batch_size} ({method.reduction}), {method.settled_share:.0%} of the layers, "
         f"{'the head too' if method.edit_head else 'the head unchanged'}, "
         f"seed {result.seed}. Weights moved by {result.drift:.4g} in the Euclidean norm.\n",

@@ -11,6 +11,7 @@ from famr.targets import Target
 FUNCTION_STRENGTH = 5.0
 STEPS = 48
 LATE = 0.25
+RATES = {"natural": 0.5, "sgd": 1e-4, "adam": 1e-5, "adamw": 1e-5}
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,11 @@ def enough_epochs(batches: int) -> int:
 
 
 def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
-    """Fill in epochs, layers, target, anchor and the anchor of answers; and say in one line what was picked and why."""
+    """Fill in what the method leaves open; and say in one line which target and anchors were picked, and why."""
     if method.epochs is None:
         method = replace(method, epochs=enough_epochs(at_hand.batches))
+    if method.learning_rate is None:
+        method = replace(method, learning_rate=RATES[method.optimiser])
     if method.edited_share is None:  # a style is read off early layers, which must then be free to change
         method = replace(method, edited_share=1.0 if method.forgets_style else LATE)
     reasons = []

@@ -44,8 +44,9 @@ class FAMR:
     """The share of the layers that may change, counted from the answer backwards. None: a quarter; all for a style."""
     edit_head: bool = False
     """Whether the layer that gives the answer may change too."""
-    learning_rate: float = 0.5
-    """η of Alg. 1; for `natural` the share of the step that would bring the loss to zero if it were linear."""
+    learning_rate: float | None = None
+    """η of Alg. 1; for `natural` the share of the step that would bring the loss to zero if it were linear. None: ½ for
+    `natural`, the paper's 1e-4 for `sgd`, a tenth of that for Adam."""
     epochs: int | None = None
     """Passes over the forget set. None: as many as make about 48 steps."""
     batch_size: int = 128
@@ -95,7 +96,7 @@ class FAMR:
         self._require(share is None or 0 < share <= 1, "edited_share", "above 0, at most 1")
         free = self.function_strength is None or self.function_strength >= 0
         self._require(free, "function_strength", "at least 0, or None")
-        self._require(self.learning_rate > 0, "learning_rate", "above 0")
+        self._require(self.learning_rate is None or self.learning_rate > 0, "learning_rate", "above 0")
         for name in ("epochs", "batch_size", "fisher_images", "function_images"):
             value = getattr(self, name)
             open_ = name == "epochs" and value is None
@@ -132,6 +133,12 @@ class FAMR:
         """Passes over the forget set, once they have been chosen."""
         assert self.epochs is not None
         return self.epochs
+
+    @property
+    def settled_rate(self) -> float:
+        """η, once it has been chosen."""
+        assert self.learning_rate is not None
+        return self.learning_rate
 
     @property
     def settled_share(self) -> float:

@@ -65,7 +65,7 @@ def minimise(
             forget_loss = loss(batch)
             forget_loss.backward()  # type: ignore[no-untyped-call]  # g_forget ← ∇L_forget(θ)
             if optimiser is None:
-                rate = method.learning_rate * cosine(steps, method.settled_epochs * batches_per_epoch)
+                rate = method.settled_rate * cosine(steps, method.settled_epochs * batches_per_epoch)
                 natural_step(parameters, anchors, forget_loss, rate)
             else:
                 pull_to_anchors(parameters, anchors, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
@@ -90,8 +90,8 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 def make_optimiser(parameters: Sequence[nn.Parameter], method: FAMR) -> torch.optim.Optimizer:
     """The step of Alg. 1, or Adam's; never weight decay, which would pull to 0 what the anchor holds at θ₀."""
     if method.optimiser == "sgd":
-        return torch.optim.SGD(parameters, lr=method.learning_rate)
-    return torch.optim.Adam(parameters, lr=method.learning_rate)
+        return torch.optim.SGD(parameters, lr=method.settled_rate)
+    return torch.optim.Adam(parameters, lr=method.settled_rate)
 
 
 def pull_to_anchors(parameters: Sequence[nn.Parameter], anchors: Sequence[Held], method: FAMR) -> None:
@@ -105,7 +105,7 @@ def pull_to_anchors(parameters: Sequence[nn.Parameter], anchors: Sequence[Held],
         with torch.no_grad():
             for parameter, pull in zip(parameters, pulls, strict=True):
                 if method.optimiser == "adamw":
-                    parameter.sub_(pull, alpha=method.learning_rate * strength)
+                    parameter.sub_(pull, alpha=method.settled_rate * strength)
                 elif parameter.grad is None:  # a weight the forgetting loss does not see
                     parameter.grad = strength * pull
                 else:

@@ -62,8 +62,8 @@ class Story:
         )
         print(
             f"unlearned is the default method: {self.picked}.\n"
-            f"The row of the paper's Alg. 1 is plain SGD on the batch sum, η = {PAPER.learning_rate:g} and batches "
-            f"of {PAPER.batch_size} set for so small a model\n(the paper: η = {FAMR.paper().learning_rate:g} and ViTs "
+            f"The row of the paper's Alg. 1 is plain SGD on the batch sum, η = {PAPER.settled_rate:g} and batches "
+            f"of {PAPER.batch_size} set for so small a model\n(the paper: η = {FAMR.paper().settled_rate:g} and ViTs "
             f"of 5 to 300 million weights); λ = {PAPER.settled_strength:g} and {PAPER.epochs} epochs are the paper's.\n"
             "One class of a tiny data set: an example of use, not evidence for a method."
         )
