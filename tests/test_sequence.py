@@ -44,6 +44,19 @@ def test_earlier_images_may_be_gone_from_the_data(digits: Data) -> None:
     assert splits.forgotten_classes() == (3, 5)
 
 
+def test_classes_handed_over_as_images_are_remembered_too(
+    original: famr.Classifier, digits: Data, without_three: famr.Splits
+) -> None:
+    sketch = famr.take_sketch(original, digits, images=60, device="cpu")
+    alone = famr.forget_only(without_three.forget, digits.labels)
+    result = famr.forget(original, alone, famr.FAMR(strength=1.0, epochs=1), sketch=sketch, device="cpu")
+    assert result.classes == ("3",)
+    splits = famr.split(digits, famr.Request(classes=["5"]), [Earlier(result.request, result.classes, result.drift)])
+    assert splits.retain is not None
+    assert 3 not in splits.retain.targets
+    assert splits.forgotten_classes() == (3, 5)
+
+
 def test_what_was_forgotten_before_cannot_be_forgotten_again(digits: Data) -> None:
     with pytest.raises(RequestError, match="forgotten before"):
         after_three(digits, second="3")

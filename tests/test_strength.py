@@ -69,6 +69,13 @@ def test_the_search_ends() -> None:
     assert next_firmness(tried) is None
 
 
+def test_where_no_strength_matters_one_run_is_enough() -> None:
+    plain = FAMR(target="uniform", anchor="l2", function_strength=0.0, epochs=1)
+    with pytest.raises(GateError) as caught:
+        seek_strength(lambda method: (replace(FINE, strength=method.settled_strength, forget_accuracy=0.5), 0), plain)
+    assert str(caught.value.where).count("forget accuracy") == 1
+
+
 def test_every_anchor_is_made_firmer_together() -> None:
     firm = with_firmness(METHOD, 10.0)
     assert firm.settled_strength == 10 * START["natural", "kfac"]

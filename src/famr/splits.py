@@ -116,11 +116,11 @@ def split(data: Data, request: Request, earlier: Sequence[Earlier] = ()) -> Spli
     if request.kind == "images":
         raise RequestError("The request names nothing.", fix="Name classes, samples, a concept or a style.")
     test = _or_none(data.test)
-    gone = [_gone(data, data.train, run.request) for run in earlier]
+    gone = [_gone(data, data.train, run) for run in earlier]
     left = ~torch.stack(gone).any(dim=0) if gone else torch.ones(len(data.train), dtype=torch.bool)
     if test is not None:
         for run in earlier:
-            test = test and _or_none(test.where(~_gone(data, test, run.request)))
+            test = test and _or_none(test.where(~_gone(data, test, run)))
     forget_test = None
     if request.kind == "samples":
         forgotten = _sample_mask(data.train, request.samples)
@@ -148,16 +148,18 @@ def split(data: Data, request: Request, earlier: Sequence[Earlier] = ()) -> Spli
     )
 
 
-def _gone(data: Data, images: Images, request: Request) -> Tensor:
-    """Which images an earlier request was about; samples are taken to be gone from the data."""
-    if request.kind in ("samples", "images"):
+def _gone(data: Data, images: Images, run: Earlier) -> Tensor:
+    """Which images an earlier run was about; samples are taken to be gone from the data."""
+    if run.request.kind == "samples":
         return torch.zeros(len(images), dtype=torch.bool)
-    return _mask(data, images, request, required=False)
+    if run.request.kind == "images":
+        return _mask(data, images, Request(classes=run.classes))
+    return _mask(data, images, run.request, required=False)
 
 
-def forget_only(images: Images) -> Splits:
-    """For a user who has nothing but the images to forget."""
-    return Splits(Request(), images)
+def forget_only(images: Images, labels: tuple[str, ...] | None = None) -> Splits:
+    """For a user who has nothing but the images to forget; `labels` names their classes, where that is known."""
+    return Splits(Request(), images, labels=labels)
 
 
 def _or_none(images: Images | None) -> Images | None:

@@ -90,6 +90,8 @@ def seek_strength(
         outcomes.append(outcome)
         tried.append((firmness, outcome.forgot, outcome.lost is None or outcome.lost <= method.budget))
         firmness = next_firmness(tried)
+        if with_firmness(method, 0.0) == with_firmness(method, 1.0):
+            break  # there is nothing to make firmer
     if not (tried[-1][1] and tried[-1][2]):
         raise no_strength(outcomes, method.budget)
     return tuple(outcomes), tuple(found)  # type: ignore[return-value]

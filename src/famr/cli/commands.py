@@ -179,7 +179,7 @@ def splits_for(
             fix=f"Leave out the {request.kind}, or give the whole data with --data.",
         )
     if model.labels is not None:
-        return model, forget_only(data.with_labels(model.labels).everything())
+        return model, forget_only(data.with_labels(model.labels).everything(), model.labels)
     say("the checkpoint names no classes, so the labels of the images cannot be used")
     return model, forget_only(data.everything().with_targets([UNKNOWN] * len(data.labels)))
 
