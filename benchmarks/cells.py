@@ -142,11 +142,11 @@ class Case:
         }
 
 
-def usual_arguments(description: str | None, data: str) -> argparse.ArgumentParser:
+def usual_arguments(description: str | None, data: str, weights_required: bool = True) -> argparse.ArgumentParser:
     """What every benchmark is told: where data and weights lie, and where its results go."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help=f"folder of the {data} Parquet files")
-    parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ViT-Ti/16")
+    parser.add_argument("--weights", type=Path, required=weights_required, help="ImageNet weights of ViT-Ti/16")
     parser.add_argument("--output", type=Path, required=True, help="the result file; cells in it are not run again")
     parser.add_argument("--models", type=Path, help="where originals and retrained references are kept for later runs")
     return parser

@@ -24,6 +24,8 @@ class AtHand:
     sketch: bool
     batches: int
     """Steps of one pass over the forget set."""
+    cuda: bool = False
+    """Whether the network runs on a CUDA device."""
 
 
 def enough_epochs(batches: int) -> int:
@@ -43,6 +45,8 @@ def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
         method = replace(method, learning_rate=RATES[method.optimiser])
     if method.edited_share is None:  # a style is read off early layers, which must then be free to change
         method = replace(method, edited_share=1.0 if method.forgets_style else LATE)
+    if method.precision is None:
+        method = replace(method, precision="bf16" if at_hand.cuda else "fp32")
     reasons = []
     if method.target == "auto":
         target, why = _target(at_hand)

@@ -47,7 +47,7 @@ class ForgetLoss:
 
     def logits(self, images: Tensor) -> Tensor:
         """The model's answers, in the precision of the run."""
-        with autocast(self.device, self.method.precision):
+        with autocast(self.device, self.method.settled_precision):
             return at_least_float32(self.model.logits(images))
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:
@@ -129,13 +129,13 @@ def forget_loss(model: Classifier, method: FAMR, passes: Passes, device: torch.d
 
 def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.device) -> tuple[FAMR, Tensor]:
     """q of each forget image, from the original's answers; and the method with its temperature filled in."""
-    original = collect(model, passes.forget(None), device, method.precision)
+    original = collect(model, passes.forget(None), device, method.settled_precision)
     classes = original.logits.shape[-1]
     if method.target == "uniform":
         return method, uniform_target(classes)
     held_out = passes.remembered
     if passes.held_out is not None:
-        held_out = HeldOut.of(collect(model, passes.held_out(None), device, method.precision))
+        held_out = HeldOut.of(collect(model, passes.held_out(None), device, method.settled_precision))
     if method.target in ("reference", "tempered") and passes.forgets_classes:
         raise RequestError(
             f"The {method.target} target is for samples: with it the model would still know the forgotten classes.",

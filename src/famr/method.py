@@ -64,8 +64,8 @@ class FAMR:
     """The layer whose output is φ of Eq. (3), by its name in `module.named_modules()`."""
     style_channels_last: bool = False
     """For a layer that returns (batch, height, width, channels), as Swin's do."""
-    precision: Precision = "fp32"
-    """`bf16` runs the network under autocast; weights and losses stay in float32."""
+    precision: Precision | None = None
+    """`bf16` runs the network under autocast; weights and losses stay in float32. None: bf16 on CUDA, else fp32."""
 
     @classmethod
     def paper(cls) -> FAMR:
@@ -84,6 +84,7 @@ class FAMR:
             optimiser="sgd",
             reduction="sum",
             alpha=1.0,
+            precision="fp32",
         )
 
     def __post_init__(self) -> None:
@@ -105,7 +106,7 @@ class FAMR:
         self._require(self.beta is None or self.beta >= 0, "beta", "at least 0, or None")
         self._require(self.optimiser in get_args(Optimiser), "optimiser", "natural, sgd, adam or adamw")
         self._require(self.reduction in get_args(Reduction), "reduction", "sum or mean")
-        self._require(self.precision in get_args(Precision), "precision", "fp32 or bf16")
+        self._require(self.precision in (None, *get_args(Precision)), "precision", "fp32, bf16 or None")
         self._require(self.forgets_style or self.alpha > 0, "alpha", "above 0 where beta is 0: nothing is left")
         for name in ("temperature", "strength", "function_strength", "learning_rate", "alpha", "beta"):
             value = getattr(self, name)
@@ -145,6 +146,12 @@ class FAMR:
         """The share of the layers that may change, once it has been chosen."""
         assert self.edited_share is not None
         return self.edited_share
+
+    @property
+    def settled_precision(self) -> Precision:
+        """The precision of the network, once it has been chosen."""
+        assert self.precision is not None
+        return self.precision
 
     @property
     def settled_strength(self) -> float:

@@ -168,7 +168,7 @@ def forget(
     unlearned.module.to(place).eval()
     passes = _passes(unlearned, splits, forget, style_target, method or FAMR(), place)
     at_hand = _at_hand(splits, anchor_images is not None, sketch, passes.steps_per_epoch)
-    method, why = settle(method or FAMR(), at_hand)
+    method, why = settle(method or FAMR(), replace(at_hand, cuda=place.type == "cuda"))
     if sketch is not None:
         passes = replace(passes, remembered=sketch.held_out, forgets_classes=at_hand.kind in ("class", "concept"))
     watch = watch_over(splits, unlearned, place, method, seed) if gates or method.strength == "auto" else None
@@ -312,7 +312,7 @@ def _run(
         answers, kl, style = loss.measure(passes.forget(None))
         test = None
         if passes.held_out is not None and track_retain:
-            test = collect(loss.model, passes.held_out(None), loss.device, loss.method.precision)
+            test = collect(loss.model, passes.held_out(None), loss.device, loss.method.settled_precision)
         found = score(answers, original, test, None)
         forget_loss = float(loss.combined(kl, style))
         anchor_loss = sum(strength * float(anchor.penalty(parameters)) for anchor, strength in anchors)

@@ -42,5 +42,7 @@ def watch_over(splits: Splits | None, model: Classifier, device: torch.device, m
     if not len(some):  # so few that all of them hold the answers
         some = some_of_each_class(splits.retain, each, seed)
     some = some.take(order(len(some), seed)[:IMAGES])
-    watch = Watch(model, image_batches(some, model.prepared_by(), EVALUATION_BATCH, device), device, method.precision)
+    watch = Watch(
+        model, image_batches(some, model.prepared_by(), EVALUATION_BATCH, device), device, method.settled_precision
+    )
     return replace(watch, before=watch.accuracy())

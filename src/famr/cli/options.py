@@ -54,7 +54,7 @@ Optimiser = Annotated[str | None, typer.Option(help="natural, sgd, adam or adamw
 Reduction = Annotated[str | None, typer.Option(help="sum or mean over a batch.")]
 Alpha = Annotated[float | None, typer.Option(help="α: weight of the KL to the target.")]
 Beta = Annotated[float | None, typer.Option(help="β: weight of the style loss; default: balanced.")]
-ForgetPrecision = Annotated[str | None, typer.Option(help="fp32 or bf16.")]
+ForgetPrecision = Annotated[str | None, typer.Option(help="fp32 or bf16; default bf16 on CUDA, else fp32.")]
 Gates = Annotated[bool, typer.Option(help="Fail, and write nothing, where a run does nothing or destroys the model.")]
 
 
