@@ -138,7 +138,9 @@ class Case:
             "method": result.method.to_json(),
             "drift": result.drift,
             "drift_bound": result.drift_bound,
-            "history": [asdict(row) for row in result.history],
+            "history": [
+                asdict(row) for row in (result.history if track else result.history[:: len(result.history) - 1])
+            ],
         }
 
 

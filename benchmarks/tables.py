@@ -13,9 +13,11 @@ from typing import Any
 
 from scipy import stats
 
+from benchmarks.frontier_figure import draw_frontier
 from famr.request import Request
 from famr.tables import COLUMNS, in_percent
 
+FRONTIER = "frontier-cifar100-vit_tiny"
 RESULTS = Path(__file__).parent / "results"
 PAPER_ROWS = {
     # Sanga, Singh, Dubey 2025, Table 1, row ViT-Ti; it has no held-out column
@@ -34,10 +36,14 @@ def main() -> None:
         content = json.loads(file.read_text(encoding="utf-8"))
         file.with_suffix(".md").write_text(page(file.stem, content), encoding="utf-8")
         print(f"{file.stem}.md")
+    draw_frontier(json.loads((RESULTS / f"{FRONTIER}.json").read_text(encoding="utf-8")), RESULTS / f"{FRONTIER}.png")
+    print(f"{FRONTIER}.png")
 
 
 def page(name: str, content: dict[str, Any]) -> str:
     """One result file as a page: what was run, the means, every cell."""
+    if any("kind" in cell for cell in content["cells"]):
+        return requests_page(name, content)
     cells = [cell for cell in content["cells"] if "error" not in cell]
     parts = [
         f"# {content['benchmark']}",
@@ -46,7 +52,9 @@ def page(name: str, content: dict[str, Any]) -> str:
         f"## Means ({len(cells)} {'run' if len(cells) == 1 else 'runs'})",
         _means(name, cells),
         "± is half of a 95 % interval (Student's t over the runs). Ret-Acc on held-out images that are not forgotten; "
-        "For-Acc, CE, Ent, KL and JS on the forget set; CE, Ent, KL and JS in nats.",
+        "For-Acc, CE, Ent, KL and JS on the forget set; CE, Ent, KL and JS in nats. The differences "
+        "of Ret-Acc are in points, taken run by run.",
+        *_between_seeds(content),
         "## Every run",
         _every(cells),
     ]
@@ -80,7 +88,7 @@ def _setting(content: dict[str, Any]) -> str:
 
 def _means(name: str, cells: list[dict[str, Any]]) -> str:
     """A row for the original, one for each method, one for the retrained model."""
-    rows = [("model", *COLUMNS.values(), "JS to retrained", "seconds")]
+    rows = [("model", *COLUMNS.values(), "Ret-Acc − original", "Ret-Acc − retrained", "JS to retrained", "seconds")]
     methods = list(dict.fromkeys(cell.get("name", "unlearned") for cell in cells))
     cases = list({json.dumps((cell["request"], cell["seed"])): cell for cell in cells}.values())  # shared by methods
     rows.append(_mean_row("original", "original", cases))
@@ -91,7 +99,7 @@ def _means(name: str, cells: list[dict[str, Any]]) -> str:
     if name in PAPER_ROWS:
         printed = PAPER_ROWS[name]
         figures = [in_percent(column, printed[column]) if column in printed else "–" for column in COLUMNS]
-        rows.append(("the paper's own row", *figures, "–", "–"))
+        rows.append(("the paper's own row", *figures, "–", "–", "–", "–"))
     return _markdown(rows)
 
 
@@ -99,7 +107,75 @@ def _mean_row(label: str, model: str, cells: list[dict[str, Any]]) -> tuple[str,
     figures = [_mean(column, _known(cell[model][column] for cell in cells)) for column in COLUMNS]
     js = [cell["gap"]["forget_js_divergence"] for cell in cells]
     seconds = [cell["seconds"][model] for cell in cells if model in cell["seconds"] and "note" not in cell]
-    return (label, *figures, _mean("js", js) if model == "unlearned" else "–", _mean("seconds", seconds))
+    differences = [
+        _points([cell[model]["retain_accuracy"] - cell[other]["retain_accuracy"] for cell in cells])
+        if model != other
+        else "–"
+        for other in ("original", "retrained")
+    ]
+    return (label, *figures, *differences, _mean("js", js) if model == "unlearned" else "–", _mean("seconds", seconds))
+
+
+def _between_seeds(content: dict[str, Any]) -> list[str]:
+    """How far two retrained models of different seeds are from one another, where it was measured."""
+    if "js_between_retrained_seeds" not in content:
+        return []
+    by_class = content["js_between_retrained_seeds"]
+    listed = ", ".join(f"{name} {statistics.fmean(found):.3f}" for name, found in by_class.items())
+    mean = statistics.fmean(statistics.fmean(found) for found in by_class.values())
+    return [f"JS between two retrained models of different seeds on the forget set: {mean:.3f} in the mean; {listed}."]
+
+
+def requests_page(name: str, content: dict[str, Any]) -> str:
+    """The page of the other kinds of request: a table a kind."""
+    kinds = {kind: [cell for cell in content["cells"] if cell["kind"] == kind] for kind in KINDS}
+    parts = [f"# {content['benchmark']}", f"Made from `{name}.json` by `make tables`.", _setting(content)]
+    for kind, cells in kinds.items():
+        if cells:
+            parts += [f"## {KINDS[kind]}", PAGES[kind](cells)]
+    parts.append("± is half of a 95 % interval (Student's t over the runs). Times include every preparation.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _concepts(cells: list[dict[str, Any]]) -> str:
+    return "\n\n".join([f"Forgotten: {', '.join(sorted({_request(cell) for cell in cells}))}.", _means("", cells)])
+
+
+def _samples(cells: list[dict[str, Any]]) -> str:
+    measures = list(cells[0]["retrained"])
+    rows = [
+        ("model", *(f"{measure.replace('_', ' ')} %" for measure in measures), "Avg. Gap", "share of retraining time")
+    ]
+    for model in ("original", "unlearned", "retrained"):
+        figures = [_mean("accuracy", [cell[model][measure] for cell in cells]) for measure in measures]
+        gaps = [cell["average_gap"][model] for cell in cells if model in cell["average_gap"]]
+        shares = [cell["seconds"]["with_preparation"] / cell["seconds"]["retrained"] for cell in cells]
+        gap = f"{statistics.fmean(gaps):.4f}" if gaps else "–"
+        rows.append((model, *figures, gap, f"{100 * statistics.fmean(shares):.1f} %" if model == "unlearned" else "–"))
+    return _markdown(rows)
+
+
+def _sequences(cells: list[dict[str, Any]]) -> str:
+    kept_by = ("original", "unlearned", "retrained")
+    worst_of = ("highest For-Acc % of a class", "the same, held-out")
+    rows = [("seed", *(f"{model} Ret-Acc %" for model in kept_by), *worst_of, "sum of drifts", "seconds")]
+    for cell in cells:
+        worst = [
+            max(found[part] for found in cell["classes"].values())
+            for part in ("forget_accuracy", "forget_test_accuracy")
+        ]
+        kept = [in_percent("accuracy", cell["retain_accuracy"][m]) for m in kept_by]
+        sums = [sum(step[part] for step in cell["steps"]) for part in ("drift", "seconds")]
+        rows.append(
+            (str(cell["seed"]), *kept, *(in_percent("accuracy", w) for w in worst), *(f"{s:.2f}" for s in sums))
+        )
+    gap = [cell["retain_accuracy"]["unlearned"] - cell["retain_accuracy"]["retrained"] for cell in cells]
+    order = f"Forgotten in this order: {', '.join(step['class'] for step in cells[0]['steps'])}."
+    return "\n\n".join([order, _markdown(rows), f"Ret-Acc − retrained: {_points(gap)} points."])
+
+
+KINDS = {"concept": "Superclasses", "samples": "Random samples", "sequence": "One class after another"}
+PAGES = {"concept": _concepts, "samples": _samples, "sequence": _sequences}
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -153,6 +229,11 @@ def _mean(column: str, values: list[float]) -> str:
         return mean
     half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return f"{mean} ± {in_percent(column, half)}"
+
+
+def _points(shares: list[float]) -> str:
+    """A mean difference of shares, in points."""
+    return _mean("points", [100 * share for share in shares])
 
 
 def _markdown(rows: list[tuple[str, ...]]) -> str:

@@ -30,6 +30,22 @@ def alg1(**changes: Any) -> famr.FAMR:
     return replace(famr.FAMR.paper(), **changes)
 
 
+def styled(digits: Data) -> Data:
+    """Half of the digits in negative: a style that is no class."""
+    positions = torch.arange(400)
+    train = digits.train.take(positions)
+    style = ["negative" if position % 2 else "plain" for position in range(len(digits.train.all_ids))]
+
+    def decode(row: int):  # type: ignore[no-untyped-def]
+        image = digits.train.decode(row)
+        return image.point(lambda ink: 255 - ink) if style[row] == "negative" else image
+
+    fresh = famr.open_data("digits").train
+    images = replace(fresh, decode=decode, all_columns={"style": style})
+    assert digits.test is not None
+    return replace(digits, train=replace(images, rows=train.rows), test=replace(images, rows=digits.test.rows))
+
+
 @pytest.fixture(scope="session")
 def digits() -> Data:
     return famr.open_data("digits")

@@ -26,7 +26,7 @@ def at_hand(kind: Kind, retained: bool = True, held_out: bool = True, sketch: bo
         (at_hand("class"), "masked", "kfac"),
         (at_hand("concept"), "masked", "kfac"),
         (at_hand("samples"), "reference", "kfac"),
-        (at_hand("style"), "uniform", "kfac"),
+        (at_hand("style"), "probe", "kfac"),
         (at_hand("class", retained=False, held_out=False, sketch=True), "masked", "kfac"),
         (at_hand("images", retained=False, held_out=False), "uniform", "l2"),
     ],

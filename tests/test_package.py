@@ -55,10 +55,11 @@ def test_committed_tables_are_made_from_committed_results(file: Path) -> None:
     assert file.with_suffix(".md").read_text(encoding="utf-8") == page(file.stem, content)
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda file: file.stem)
-def test_committed_runs_keep_within_the_drift_bound(file: Path) -> None:
-    bounded = [c for c in json.loads(file.read_text(encoding="utf-8"))["cells"] if c.get("drift_bound") is not None]
-    assert bounded
+def test_committed_runs_keep_within_the_drift_bound() -> None:
+    files = sorted((ROOT / "benchmarks/results").glob("*.json"))
+    cells = [cell for file in files for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]]
+    bounded = [cell for cell in cells if cell.get("drift_bound") is not None]
+    assert len(bounded) >= 17  # every run of the paper's preset
     for cell in bounded:
         assert cell["drift"] <= cell["drift_bound"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import famr
-from conftest import alg1
+from conftest import alg1, styled
 from famr.batches import Batch
 from famr.data import Data
 from famr.errors import CheckpointError, DataError, RequestError
@@ -115,22 +115,6 @@ def test_a_concept_is_a_column_with_a_value(original: famr.Classifier, digits: D
     assert set(splits.forget.targets.tolist()) == {1, 3, 5, 7, 9}
     result = famr.forget(original, splits, alg1(learning_rate=5e-5), device="cpu")
     assert result.history[-1].forget_accuracy < result.history[0].forget_accuracy  # type: ignore[operator]
-
-
-def styled(digits: Data) -> Data:
-    """Half of the digits in negative: a style that is no class."""
-    positions = torch.arange(400)
-    train = digits.train.take(positions)
-    style = ["negative" if position % 2 else "plain" for position in range(len(digits.train.all_ids))]
-
-    def decode(row: int):  # type: ignore[no-untyped-def]
-        image = digits.train.decode(row)
-        return image.point(lambda ink: 255 - ink) if style[row] == "negative" else image
-
-    fresh = famr.open_data("digits").train
-    images = replace(fresh, decode=decode, all_columns={"style": style})
-    assert digits.test is not None
-    return replace(digits, train=replace(images, rows=train.rows), test=replace(images, rows=digits.test.rows))
 
 
 @pytest.mark.parametrize("layer", ["blocks.0", "blocks.1.mlp", "patch_embed"])

@@ -69,8 +69,8 @@ def _target(at_hand: AtHand) -> tuple[Target, str]:
         return "masked", "whole classes: what is left when they are gone, as unsure as the model is when wrong"
     if at_hand.kind == "samples" and knows:
         return "reference", "single samples: as sure as of held-out images"
-    if at_hand.kind == "style":
-        return "uniform", "the paper's, for a style"
+    if at_hand.kind == "style" and at_hand.retained:
+        return "probe", "a style: what a classifier on mid-network features says that never saw it"
     return "uniform", "the paper's: there is nothing to compare with"
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from famr.batches import Batch, Batches
 from famr.devices import autocast
@@ -16,7 +16,9 @@ from famr.evaluation import Answers, collect
 from famr.method import FAMR
 from famr.metrics.forgetting import correct, entropy
 from famr.models import Classifier
+from famr.models.classifier import logits_of
 from famr.objective import at_least_float32, combine, gram_matrix, reduce, style_distance, target_kl, uniform_target
+from famr.probe import mean_features, probe_target
 from famr.style import LayerOutput, listen, mean_gram
 from famr.targets import margins, matching_temperature, reference_target, tempered_target, without
 
@@ -99,6 +101,8 @@ class Passes:
     forget: Batches
     held_out: Batches | None
     neutral: Batches | None
+    kept: Batches | None
+    """Some retained images."""
     forgotten: tuple[int, ...]
     """The classes that are forgotten whole."""
     forgets_classes: bool
@@ -110,10 +114,9 @@ class Passes:
 @contextmanager
 def forget_loss(model: Classifier, method: FAMR, passes: Passes, device: torch.device) -> Iterator[ForgetLoss]:
     """L_forget for a run: its target, G_target from neutral images; τ and β settled where they were left open."""
-    method, target = _target(model, method, passes, device)
-    loss = ForgetLoss(model, method, target.to(device), device)
     if not method.forgets_style:
-        yield loss
+        method, target = _target(model, method, passes, device)
+        yield ForgetLoss(model, method, target.to(device), device)
         return
     assert method.style_layer is not None
     if passes.neutral is None:
@@ -123,12 +126,19 @@ def forget_loss(model: Classifier, method: FAMR, passes: Passes, device: torch.d
             fix="Give the retained images, or a folder with --style-target.",
         )
     with listen(model.module, method.style_layer, method.style_channels_last) as tap:
-        loss = replace(loss, tap=tap, gram_target=mean_gram(model.module, tap, passes.neutral(None)))
+        if method.target == "probe":
+            target = _probed(model.module, tap, passes)
+        else:
+            method, target = _target(model, method, passes, device)
+        gram_target = mean_gram(model.module, tap, passes.neutral(None))
+        loss = ForgetLoss(model, method, target.to(device), device, tap, gram_target)
         yield loss if method.beta is not None else _balanced(loss, passes.forget)
 
 
 def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.device) -> tuple[FAMR, Tensor]:
     """q of each forget image, from the original's answers; and the method with its temperature filled in."""
+    if method.target == "probe":
+        raise RequestError("The probe target is for styles.", where="target", fix="Use masked, reference or uniform.")
     original = collect(model, passes.forget(None), device, method.settled_precision)
     classes = original.logits.shape[-1]
     if method.target == "uniform":
@@ -173,6 +183,21 @@ def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.devic
             unsure = held_out.entropy_when_wrong  # of a class it never saw it is wrong about all
         temperature = matching_temperature(logits, unsure)
     return replace(method, temperature=temperature), tempered_target(logits, temperature)
+
+
+def _probed(module: nn.Module, tap: LayerOutput, passes: Passes) -> Tensor:
+    """q of each forget image from a classifier that saw retained images only."""
+    if passes.kept is None:
+        raise RequestError(
+            "The probe target needs labelled retained images.",
+            where="target",
+            fix="Give the whole data, or use the uniform target.",
+        )
+    kept, labels = mean_features(module, tap, passes.kept(None))
+    forget, _ = mean_features(module, tap, passes.forget(None))
+    with torch.no_grad():
+        classes = logits_of(module(next(iter(passes.forget(None))).images[:1])).shape[-1]
+    return probe_target(kept, labels, forget, classes)
 
 
 def _balanced(loss: ForgetLoss, forget: Batches) -> ForgetLoss:

@@ -24,7 +24,8 @@ class FAMR:
     """
 
     target: Target | Auto = "auto"
-    """What to answer on the forget set: `uniform` (the paper), `masked`, `reference` or `tempered`; see `targets`."""
+    """What to answer on the forget set: `uniform` (the paper), `masked`, `reference`, `tempered` or `probe`; see
+    `targets`."""
     temperature: float | None = None
     """τ of the masked and the tempered target. None: as unsure as the original is on held-out images."""
     anchor: Metric | Auto = "auto"
@@ -88,7 +89,9 @@ class FAMR:
         )
 
     def __post_init__(self) -> None:
-        self._require(self.target in (*get_args(Target), "auto"), "target", "uniform, masked, reference or tempered")
+        self._require(
+            self.target in (*get_args(Target), "auto"), "target", "uniform, masked, reference, tempered or probe"
+        )
         self._require(self.temperature is None or self.temperature > 0, "temperature", "above 0, or None")
         self._require(self.anchor in (*get_args(Metric), "auto"), "anchor", "l2, fisher or kfac")
         self._require(self.strength == "auto" or self._number("strength") >= 0, "strength", "at least 0, or auto")

@@ -4,10 +4,11 @@
     masked     the original's answer with the forgotten classes removed; for classes and concepts
     reference  the original's answer, as sure of the true class as it is of held-out images; for samples
     tempered   the original's answer, made as unsure as it is on held-out images; for samples without labels
+    probe      the answer of a linear classifier in mid-network that never saw the style, see `probe`; for styles
 
 A retrained model is not uniform on what it never saw. Of a class it never saw it is wrong about every image, and about
 as unsure as of held-out images that it gets wrong: hence the temperature of `masked`. Of single samples it is as sure
-as of other held-out images, and wrong about as many: hence the matched margins of `reference`. The last three do not
+as of other held-out images, and wrong about as many: hence the matched margins of `reference`. The last four do not
 mark the forgotten images by their entropy.
 """
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from famr.metrics.forgetting import entropy
 from famr.objective import at_least_float32
 
-Target = Literal["uniform", "masked", "reference", "tempered"]
+Target = Literal["uniform", "masked", "reference", "tempered", "probe"]
 
 COLDEST, HOTTEST = 1 / 64, 64.0
 BISECTIONS = 60

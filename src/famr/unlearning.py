@@ -27,6 +27,7 @@ from famr.method import FAMR
 from famr.models import Classifier
 from famr.objective import drift_bound, l2_penalty
 from famr.optimise import Epoch, Step, minimise, trainable
+from famr.probe import probe_images
 from famr.request import Request
 from famr.sketch import Sketch
 from famr.splits import Earlier, Splits
@@ -271,6 +272,7 @@ def _passes(
             forget,
             None,
             passes_over(style_target),
+            None,
             tuple(sorted(set(labels.tolist()))),
             False,
         )
@@ -289,6 +291,7 @@ def _passes(
         forget=image_batches(splits.forget, model.prepared_by(), EVALUATION_BATCH, device),
         held_out=passes_over(splits.test),
         neutral=passes_over(neutral),
+        kept=passes_over(probe_images(splits.retain)),
         forgotten=splits.forgotten_classes(),
         forgets_classes=splits.forgets_classes(),
     )

@@ -37,7 +37,7 @@ ByName = Annotated[bool, typer.Option("--match-labels-by-name", help="Accept the
 
 # The settings of `forget`; where one is not given, the method's own default holds.
 Paper = Annotated[bool, typer.Option("--paper", help="The paper's algorithm and numbers, not the default method.")]
-Target = Annotated[str | None, typer.Option(help="uniform, masked, reference or tempered.")]
+Target = Annotated[str | None, typer.Option(help="uniform, masked, reference, tempered or probe.")]
 Temperature = Annotated[float | None, typer.Option(help="τ of the target; default: as on held-out images.")]
 Anchor = Annotated[str | None, typer.Option(help="How distance to the original is measured: l2, fisher or kfac.")]
 Strength = Annotated[str | None, typer.Option(help="λ: how firmly the anchor holds; a number, or auto.")]

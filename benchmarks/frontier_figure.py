@@ -1,0 +1,59 @@
+"""The frontier as a figure: retained against forgotten, one curve an anchor, the methods as points."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+CURVE = re.compile(r"(\w+) anchor, strength (\S+)")
+COLOURS = {"l2": "#8a8a8a", "fisher": "#b07d2b", "kfac": "#2a6f97", "function": "#6a8d2f"}
+MARKS = {
+    "paper": ("X", "#c1440e"),
+    "uniform, free head, 20 images a class": ("P", "#c1440e"),
+    "default, sketch only": ("D", "#5b2a86"),
+    "default, 20 images a class": ("*", "#5b2a86"),
+}
+
+
+def position(cells: list[dict[str, Any]]) -> tuple[float, float]:
+    """Mean forget accuracy in percent, and mean difference of retained accuracy to retraining in points."""
+    forgotten = 100 * statistics.fmean(cell["unlearned"]["forget_accuracy"] for cell in cells)
+    kept = [cell["unlearned"]["retain_accuracy"] - cell["retrained"]["retain_accuracy"] for cell in cells]
+    return forgotten, 100 * statistics.fmean(kept)
+
+
+def draw_frontier(content: dict[str, Any], file: Path) -> None:
+    """Each anchor's curve from loose to firm, and each method where it lands."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for cell in content["cells"]:
+        if "error" not in cell:
+            by_name.setdefault(cell["name"], []).append(cell)
+    figure = Figure(figsize=(7.6, 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for anchor, colour in COLOURS.items():
+        found = {name: CURVE.fullmatch(name) for name in by_name}
+        strengths = sorted((float(match[2]), name) for name, match in found.items() if match and match[1] == anchor)
+        points = [position(by_name[name]) for _, name in strengths]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", color=colour, label=f"{anchor} anchor, loose to firm")
+    for name, (marker, colour) in MARKS.items():
+        if name in by_name:
+            where = position(by_name[name])
+            axes.plot(*where, marker, color=colour, markersize=10, linestyle="none", label=name)
+    axes.axhline(0, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(-0.15, 100)
+    axes.set_xlabel("forget accuracy (%), left is forgotten")
+    axes.set_ylabel("retained accuracy − retrained (points)")
+    axes.set_xticks([0, 1, 10, 100], ["0", "1", "10", "100"])
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(file, metadata={"Software": None})
