@@ -1,0 +1,1 @@
+"""What can honestly be said about a run, and under which assumptions."""

@@ -1,0 +1,107 @@
+"""What a run works on: its images as passes over them, what is at hand besides, and the weights that may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches
+from famr.data import Images
+from famr.defaults import AtHand
+from famr.edited import call_order, edited_names, only
+from famr.errors import RequestError
+from famr.forget_loss import Passes
+from famr.method import FAMR
+from famr.models import Classifier
+from famr.probe import probe_images
+from famr.sketch import Sketch
+from famr.splits import Splits
+
+
+def what_is_at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch | None, batches: int) -> AtHand:
+    """What there is besides the forget images; with a sketch, images given without a request tell what they are."""
+    if splits is None:
+        return AtHand("images", retained=anchor_images, held_out=False, sketch=sketch is not None, batches=batches)
+    kind = splits.request.kind
+    if kind == "concept" and not splits.forgets_classes():
+        kind = "samples"  # of classes that stay: a retrained model would still know most of them
+    if kind == "images" and sketch is not None:
+        kind = "class" if sketch.covers_classes(splits.forget.targets) else "samples"
+    return AtHand(
+        kind,
+        retained=anchor_images or splits.retain is not None,
+        held_out=splits.test is not None,
+        sketch=sketch is not None,
+        batches=batches,
+    )
+
+
+def edited(model: Classifier, passes: Passes, method: FAMR) -> AbstractContextManager[None]:
+    """Gradients for the weights that may change, and for no others."""
+    if method.settled_share >= 1 and method.edit_head:
+        return nullcontext()
+    first = next(iter(passes.forget(None))).images[:1]
+    names = edited_names(model.module, lambda: model.module(first), method.settled_share, method.edit_head)
+    if method.forgets_style:
+        rank = call_order(model.module, lambda: model.module(first))
+        inside = [place for name, place in rank.items() if name.startswith(f"{method.style_layer}.")]
+        if inside and all(rank[name] > max(inside) for name in names):
+            raise RequestError(
+                "The style layer lies before every layer that may change, so its style cannot change.",
+                where=f"{method.style_layer}, edited share {method.settled_share:g}",
+                fix="Use a larger edited share, or a later layer.",
+            )
+    return only(model.module, names)
+
+
+def passes_of(
+    model: Classifier,
+    splits: Splits | None,
+    loader: Iterable[LabelledImages] | None,
+    style_target: Images | Iterable[LabelledImages] | None,
+    method: FAMR,
+    device: torch.device,
+) -> Passes:
+    """How the run goes over its images; checks that the request and the method fit together."""
+
+    def passes_over(images: Images | Iterable[LabelledImages] | None, size: int = EVALUATION_BATCH) -> Batches | None:
+        if images is None:
+            return None
+        if isinstance(images, Images):
+            return image_batches(images, model.prepared_by(), size, device)
+        return loader_batches(images, device)
+
+    if loader is not None and splits is None:
+        forget = loader_batches(loader, device)
+        labels = torch.cat([batch.labels for batch in forget(None)])
+        return Passes(
+            forget,
+            sum(1 for _ in forget(None)),
+            forget,
+            None,
+            passes_over(style_target),
+            None,
+            tuple(sorted(set(labels.tolist()))),
+            False,
+        )
+    if splits is None or loader is not None:
+        raise RequestError("Give either `splits` or `forget=`, and not both.", where="famr.forget")
+    if splits.request.kind == "style" and not method.forgets_style:
+        raise RequestError(
+            "A style request needs β > 0 and a style layer.",
+            where=splits.request.describe(),
+            fix="FAMR(beta=None, style_layer=…), or --style-layer on the command line.",
+        )
+    neutral = splits.retain if style_target is None else style_target
+    return Passes(
+        steps=image_batches(splits.forget, model.prepared_by(), method.batch_size, device),
+        steps_per_epoch=-(-len(splits.forget) // method.batch_size),
+        forget=image_batches(splits.forget, model.prepared_by(), EVALUATION_BATCH, device),
+        held_out=passes_over(splits.test),
+        neutral=passes_over(neutral),
+        kept=passes_over(probe_images(splits.retain)),
+        forgotten=splits.forgotten_classes(),
+        forgets_classes=splits.forgets_classes(),
+    )

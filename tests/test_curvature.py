@@ -1,0 +1,181 @@
+"""Products, solves and eigenvalues against dense matrices and against curvlinops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from famr.certificates.conjugate_gradient import conjugate_gradient, solve_damped
+from famr.certificates.curvature import flat, gauss_newton_product, gradient, hessian_product, shaped
+from famr.certificates.lanczos import extreme_eigenvalues
+from famr.certificates.lipschitz import local_lipschitz
+from famr.errors import NumericsError
+from famr.objective import target_kl
+
+
+@pytest.fixture
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+@pytest.fixture
+def batches() -> list[Tensor]:
+    draws = torch.Generator().manual_seed(1)
+    return [torch.randn(5, 4, generator=draws, dtype=torch.float64) for _ in range(3)]
+
+
+TARGET = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+
+
+def loss_of(module: nn.Module, images: Tensor) -> Tensor:
+    return target_kl(module(images), TARGET).sum()
+
+
+def dense_hessian(module: nn.Module, batches: list[Tensor]) -> Tensor:
+    """Column by column from the definition, through torch's own Hessian of a function of one flat vector."""
+    parameters = dict(module.named_parameters())
+    names, like = list(parameters), list(parameters.values())
+
+    def total(vector: Tensor) -> Tensor:
+        given = dict(zip(names, shaped(vector, like), strict=True))
+        outputs = torch.func.functional_call(module, given, (torch.cat(batches),))
+        return target_kl(outputs, TARGET).sum()
+
+    found: Tensor = torch.autograd.functional.hessian(total, flat(like))  # type: ignore[no-untyped-call]
+    return found
+
+
+def dense(product, size: int) -> Tensor:  # type: ignore[no-untyped-def]
+    return torch.stack([product(unit) for unit in torch.eye(size, dtype=torch.float64)], dim=1)
+
+
+def test_hessian_products_are_those_of_the_dense_hessian(mlp: nn.Module, batches: list[Tensor]) -> None:
+    parameters = list(mlp.parameters())
+    product = hessian_product(lambda: (loss_of(mlp, images) for images in batches), parameters)
+    expected = dense_hessian(mlp, batches)
+    assert torch.allclose(dense(product, len(expected)), expected, atol=1e-10)
+
+
+def test_gauss_newton_is_jacobian_softmax_curvature_jacobian(mlp: nn.Module, batches: list[Tensor]) -> None:
+    parameters = list(mlp.parameters())
+
+    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+        for images in batches:
+            logits = mlp(images)
+            yield logits, target_kl(logits, TARGET).sum()
+
+    slow = torch.zeros(51, 51, dtype=torch.float64)
+    for image in torch.cat(batches):
+        logits = mlp(image[None])[0]
+        rows = [flat(torch.autograd.grad(z, parameters, retain_graph=True)) for z in logits]
+        jacobian, p = torch.stack(rows), torch.softmax(logits.detach(), dim=-1)
+        slow += jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian
+    assert torch.allclose(dense(gauss_newton_product(pieces, parameters), 51), slow, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # curvlinops uses it
+def test_products_agree_with_curvlinops(mlp: nn.Module, batches: list[Tensor]) -> None:
+    import curvlinops
+
+    own = list(mlp.parameters())
+    labels = [torch.arange(5) % 3 for _ in batches]
+    data = list(zip(batches, labels, strict=True))
+    cross_entropy = nn.CrossEntropyLoss(reduction="sum")
+
+    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+        for images, classes in data:
+            logits = mlp(images)
+            yield logits, cross_entropy(logits, classes)
+
+    vector = torch.randn(51, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for theirs, product in (
+        (curvlinops.HessianLinearOperator, hessian_product(lambda: (loss for _, loss in pieces()), own)),
+        (curvlinops.GGNLinearOperator, gauss_newton_product(pieces, own)),
+    ):
+        expected = theirs(mlp, cross_entropy, own, data) @ vector
+        assert torch.allclose(product(vector), expected, atol=1e-8)
+
+
+def test_attention_can_be_differentiated_twice() -> None:
+    torch.manual_seed(0)
+    vit = timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2, num_classes=3
+    ).double()
+    vit.eval()
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    parameters = list(vit.parameters())
+    pieces = lambda: [target_kl(vit(images), TARGET).sum()]  # noqa: E731
+    vector = torch.randn(flat(parameters).shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = hessian_product(pieces, parameters)(vector)
+    step = 1e-6
+    slopes = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            for parameter, piece in zip(parameters, shaped(vector, parameters), strict=True):
+                parameter.add_(piece, alpha=sign * step)
+        slopes.append(gradient(pieces, parameters))
+        with torch.no_grad():
+            for parameter, piece in zip(parameters, shaped(vector, parameters), strict=True):
+                parameter.sub_(piece, alpha=sign * step)
+    central = (slopes[0] - slopes[1]) / (2 * step)
+    assert float((found - central).norm() / central.norm()) < 1e-6
+
+
+def positive(size: int = 20) -> Tensor:
+    root = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return root @ root.T / size + 0.1 * torch.eye(size, dtype=torch.float64)
+
+
+def test_conjugate_gradients_solve_and_tell_their_residual() -> None:
+    matrix, b = positive(), torch.ones(20, dtype=torch.float64)
+    found = conjugate_gradient(lambda v: matrix @ v, b, damping=0.5, tolerance=1e-10)
+    damped = matrix + 0.5 * torch.eye(20, dtype=torch.float64)
+    assert found.converged
+    assert torch.allclose(found.x, torch.linalg.solve(damped, b), atol=1e-8)
+    stopped = conjugate_gradient(lambda v: matrix @ v, b, tolerance=1e-10, steps=2)
+    assert not stopped.converged
+    assert stopped.residual == pytest.approx(float((b - matrix @ stopped.x).norm() / b.norm()))
+
+
+def test_conjugate_gradients_stop_where_the_curvature_is_negative() -> None:
+    matrix = torch.diag(torch.tensor([1.0, -3.0], dtype=torch.float64))
+    b = torch.ones(2, dtype=torch.float64)
+    assert conjugate_gradient(lambda v: matrix @ v, b).negative_curvature
+    damped = solve_damped(lambda v: matrix @ v, b, damping=0.5, tolerance=1e-8)
+    assert damped.damping == 5.0  # 0.5 is too little for −3, ten times as much is enough
+    assert torch.allclose(damped.x, torch.tensor([1 / 6, 1 / 2], dtype=torch.float64))
+    with pytest.raises(NumericsError, match="did not converge"):
+        solve_damped(lambda v: -1e9 * v, b, damping=1e-3)
+
+
+def test_lanczos_finds_the_ends_of_the_spectrum() -> None:
+    matrix = positive(200) - torch.eye(200, dtype=torch.float64)
+    values = torch.linalg.eigvalsh(matrix)
+    found = extreme_eigenvalues(lambda v: matrix @ v, 200, steps=60, like=matrix)
+    assert found.smallest == pytest.approx(float(values[0]), abs=1e-3)
+    assert found.largest == pytest.approx(float(values[-1]), abs=1e-6)
+    few = extreme_eigenvalues(lambda v: matrix @ v, 200, steps=8, like=matrix)
+    for value, error in ((few.smallest, few.smallest_error), (few.largest, few.largest_error)):
+        assert float((values - value).abs().min()) <= error + 1e-12
+    assert few.smallest >= float(values[0]) - 1e-12
+    assert not few.exact
+
+
+def test_lanczos_knows_when_it_has_seen_everything() -> None:
+    matrix = torch.diag(torch.tensor([1.0, 1.0, 4.0, 4.0, 4.0], dtype=torch.float64))
+    found = extreme_eigenvalues(lambda v: matrix @ v, 5, steps=5, like=matrix)
+    assert (found.steps, found.exact) == (2, True)
+    assert (found.smallest, found.largest) == (pytest.approx(1.0), pytest.approx(4.0))
+
+
+def test_the_local_lipschitz_constant_is_the_jacobians_largest_singular_value(mlp: nn.Module) -> None:
+    image = torch.randn(1, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    parameters = list(mlp.parameters())
+    rows = [flat(torch.autograd.grad(z, parameters, retain_graph=True)) for z in mlp(image)[0]]
+    exact = float(torch.linalg.svdvals(torch.stack(rows))[0])
+    assert local_lipschitz(lambda: mlp(image), parameters) == pytest.approx(exact, rel=1e-3)
