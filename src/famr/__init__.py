@@ -7,6 +7,7 @@ data = famr.open_data("digits")
 splits = famr.split(data, famr.Request(classes=["3"]))
 result = famr.forget(model, splits, famr.FAMR.paper())
 scores = famr.evaluate(result, splits)
+proof = famr.certify(result, splits)
 result.save("runs/no-3")
 """
 
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from famr._version import __version__
 
 if TYPE_CHECKING:
+    from famr.certificates.certify import certify
     from famr.data import open_data
     from famr.errors import FamrError
     from famr.evaluation import compare, evaluate
-    from famr.labels import match_labels
     from famr.method import FAMR
     from famr.models import Classifier, load_model, new_model
     from famr.preprocessing import Preprocessing
@@ -41,13 +42,13 @@ _HOME = {
     "Splits": "splits",
     "Training": "train",
     "Unlearned": "unlearning",
+    "certify": "certificates.certify",
     "compare": "evaluation",
     "evaluate": "evaluation",
     "fit": "train",
     "forget": "unlearning",
     "forget_only": "splits",
     "load_model": "models",
-    "match_labels": "labels",
     "new_model": "models",
     "open_data": "data",
     "split": "splits",
@@ -65,13 +66,13 @@ __all__ = [
     "Training",
     "Unlearned",
     "__version__",
+    "certify",
     "compare",
     "evaluate",
     "fit",
     "forget",
     "forget_only",
     "load_model",
-    "match_labels",
     "new_model",
     "open_data",
     "split",

@@ -19,14 +19,23 @@ def file_digest(path: Path) -> str:
 
 def folder_digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file below a folder, by its path in it."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / COMPLETE)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_seal(path, folder))
     return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
 
 
+def _is_seal(path: Path, folder: Path) -> bool:
+    """COMPLETE.json, or what is about to become it."""
+    return path.parent == folder and path.name.lstrip(".").startswith(COMPLETE)
+
+
+def seal(folder: Path) -> str:
+    """What COMPLETE.json says of a folder as it now is."""
+    return json.dumps({"algorithm": "sha256", "files": folder_digests(folder)}, indent=2) + "\n"
+
+
 def write_complete(folder: Path) -> None:
-    """Seal a folder: nothing may be added or changed after this."""
-    content = json.dumps({"algorithm": "sha256", "files": folder_digests(folder)}, indent=2)
-    (folder / COMPLETE).write_text(content + "\n", encoding="utf-8")
+    """Seal a folder: nothing may be added or changed after this unnoticed."""
+    (folder / COMPLETE).write_text(seal(folder), encoding="utf-8")
 
 
 def check_complete(folder: Path) -> None:

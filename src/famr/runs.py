@@ -16,13 +16,15 @@ from typing import Any
 
 from famr._version import __version__
 from famr.card import trained_card, unlearned_card
-from famr.digests import COMPLETE, write_complete
+from famr.digests import COMPLETE, check_complete, seal, write_complete
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.evaluation import Scores
+from famr.method import FAMR
+from famr.models import Classifier
 from famr.request import Request
 from famr.splits import Earlier
 from famr.train import Trained
-from famr.unlearning import Unlearned
+from famr.unlearning import HistoryRow, Unlearned
 
 LIBRARIES = ("torch", "torchvision", "timm", "transformers", "safetensors", "pillow", "numpy")
 
@@ -232,6 +234,28 @@ def save_trained(
         write_json(folder / "training/run.json", run)
         (folder / "README.md").write_text(trained_card(trained, without, metrics), encoding="utf-8")
     return target
+
+
+def load_unlearned(folder: Path, model: Classifier, original: Classifier) -> Unlearned:
+    """The outcome of a run from its records and its two models."""
+    request, run = read_unlearning(folder)
+    method = {name: value for name, value in run["method"].items() if name != "name"}
+    try:
+        lines = (folder / "unlearning/history.jsonl").read_text(encoding="utf-8").splitlines()
+        history = tuple(HistoryRow(**json.loads(line)) for line in lines)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError("The run's history is damaged.", where=str(folder), fix="Restore it.") from error
+    return Unlearned(model, original, request, FAMR.from_json(method), run["seed"], history, run["device"], run["why"])
+
+
+def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
+    """Put files into a finished run that is still as it was sealed, each whole or not at all, and seal it anew."""
+    check_complete(folder)
+    for name, content in files.items():
+        with whole_file(folder / name) as staging:
+            staging.write_text(content, encoding="utf-8")
+    with whole_file(folder / COMPLETE) as staging:
+        staging.write_text(seal(folder), encoding="utf-8")
 
 
 def earlier_runs(folder: Path) -> tuple[Earlier, ...]:

@@ -34,6 +34,11 @@ class FunctionAnchor:
         original = self._original[batch.positions.to(self._original.device)]
         return kl_divergence(original, self._logits(batch.images))
 
+    def remembered(self) -> Iterator[tuple[Batch, Tensor, int]]:
+        """All kept images in batches, the original's answers to them, and how many images there are."""
+        for batch in self._batches(None):
+            yield batch, self._original[batch.positions.to(self._original.device)], len(self._original)
+
     @torch.no_grad()
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:  # noqa: ARG002
         """Mean KL(p_θ₀ ‖ p_θ) over all kept images."""

@@ -54,7 +54,7 @@ def conjugate_gradient(
     return Solution(x, damping, residual, done, converged, negative)
 
 
-def solve_damped(product: Product, b: Tensor, *, damping: float, tolerance: float = 1e-3, steps: int = 100) -> Solution:
+def solve_damped(product: Product, b: Tensor, *, damping: float, tolerance: float = 1e-2, steps: int = 50) -> Solution:
     """The same, with ten times the damping wherever the matrix turned out not to be positive or the steps did not
     suffice; an error where that does not help."""
     found = None

@@ -195,13 +195,7 @@ def run_evaluate(
     """Measure a finished run again, from its records."""
     unlearned = load_model(str(run))
     request, record = read_unlearning(run)
-    facts = UNRECORDED | dict(record["data"] or {})
-    if data is not None:
-        facts |= {"spec": data}
-    if not facts["spec"]:
-        raise RequestError("The run does not say which data it used.", where=str(run), fix="Give --data.")
-    if data_root is not None:
-        facts |= {"root": data_root}
+    facts = recorded_facts(run, record, data, data_root)
     earlier = [Earlier.from_json(values) for values in record.get("earlier", [])]
     unlearned, splits = splits_for(unlearned, request, facts, earlier)
     start = find_original(original, record["original"])
@@ -212,6 +206,16 @@ def run_evaluate(
         splits,
         device=device,
     )
+
+
+def recorded_facts(run: Path, record: Mapping[str, Any], data: str | None, data_root: str | None) -> dict[str, Any]:
+    """How a run's data was opened, unless the user says that it has moved."""
+    facts = UNRECORDED | dict(record["data"] or {})
+    if data is not None:
+        facts |= {"spec": data}
+    if not facts["spec"]:
+        raise RequestError("The run does not say which data it used.", where=str(run), fix="Give --data.")
+    return facts if data_root is None else facts | {"root": data_root}
 
 
 def find_original(given: str | None, record: Mapping[str, Any]) -> Classifier | None:

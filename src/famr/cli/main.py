@@ -11,6 +11,7 @@ from typing import Annotated, TextIO
 import typer
 
 from famr._version import __version__
+from famr.cli import evidence
 from famr.cli import options as opt
 from famr.cli.printing import print_error, print_json, print_scores, say
 from famr.errors import FamrError, RequestError
@@ -271,24 +272,8 @@ def sketch(
         print(f"{report['images']} images, {report['layers']} layers: {report['output']}")
 
 
-@app.command()
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="A folder that `famr forget` wrote.")],
-    retrained: Annotated[str | None, typer.Option(help="A model trained without the forget set.")] = None,
-    original: Annotated[str | None, typer.Option(help="The original, if it has moved.")] = None,
-    data: Annotated[str | None, typer.Option(help="The data, if it has moved.")] = None,
-    data_root: opt.DataRoot = None,
-    device: opt.Device = "auto",
-    as_json: opt.AsJson = False,
-) -> None:
-    """Measure a finished run again: the five metrics, and the gaps to a retrained model."""
-    from famr.cli.commands import run_evaluate
-
-    scores = run_evaluate(run, retrained, original, data, data_root, device)
-    if as_json:
-        print_json(scores.to_json())
-    else:
-        print_scores(scores, str(run))
+app.command()(evidence.evaluate)
+app.command()(evidence.certify)
 
 
 @app.command()

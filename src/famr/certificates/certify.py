@@ -1,0 +1,172 @@
+"""`certify`: the deviation certificate of a run, every number computed from its weights, its images and its records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from famr.anchors import FunctionAnchor, Held, WeightAnchor
+from famr.anchors.choose import anchors_for
+from famr.batches import EVALUATION_BATCH, image_batches, order
+from famr.certificates.claims import Certificate, Claim
+from famr.certificates.conjugate_gradient import Solution
+from famr.certificates.curvature import flat
+from famr.certificates.deviation import deviation_claims
+from famr.certificates.link import influence_claim, influence_step, retrained_claims, unknown_influence
+from famr.certificates.resting import RestingObjective
+from famr.data import Images
+from famr.devices import pick_device, repeatable
+from famr.errors import NumericsError, RequestError
+from famr.forget_loss import ForgetLoss, Passes, forget_loss
+from famr.labels import require_same_labels
+from famr.models import Classifier
+from famr.optimise import trainable
+from famr.setting import edited, passes_of, what_is_at_hand
+from famr.sketch import Sketch
+from famr.splits import Splits
+from famr.unlearning import Unlearned
+
+LANCZOS_STEPS = 30
+RETAINED_IMAGES = 500
+COMPARED_IMAGES = 1000
+NOT_SHOWN = (
+    "That the network is the one that training without the forget set would have given; only retraining shows that.",
+    "That nothing about the forget images can be learned from the weights; see the audit for attacks.",
+    "Anything about copies of the original, its caches, its logs or models distilled from it.",
+    "A bound that rests on an assumption marked `stated` was not checked there; one marked `fails` proves nothing.",
+)
+
+__all__ = ["LANCZOS_STEPS", "certify"]
+
+
+def certify(
+    result: Unlearned,
+    splits: Splits,
+    *,
+    retrained: Classifier | None = None,
+    sketch: Sketch | None = None,
+    style_target: Images | None = None,
+    device: str | None = None,
+    lanczos_steps: int = LANCZOS_STEPS,
+    retained_images: int = RETAINED_IMAGES,
+) -> Certificate:
+    """What can be said about the run, each claim with its bound and assumptions.
+
+    `retrained` is a model that never saw the forget set; without it the claims about it are not available. `sketch` and
+    `style_target` are those of the run, if it had any.
+    """
+    require_same_labels(result.model, splits)
+    place = pick_device(device or "auto")
+    try:
+        with repeatable(result.seed):
+            claims = _claims(result, splits, retrained, sketch, style_target, place, lanczos_steps, retained_images)
+    except torch.OutOfMemoryError as error:
+        raise NumericsError(
+            "There is too little memory for second derivatives of this network.",
+            where=str(place),
+            fix="Use a device with more memory, or device='cpu'.",
+        ) from error
+    subject = {
+        "original_sha256": result.original.digest(),
+        "unlearned_sha256": result.model.digest(),
+        "retrained_sha256": None if retrained is None else retrained.digest(),
+        "request": result.request.to_json(),
+        "method": result.method.to_json(),
+        "forget_images": len(splits.forget),
+        "seed": result.seed,
+        "precision": "fp32",
+        "lanczos_steps": lanczos_steps,
+        "retained_images": retained_images,
+    }
+    return Certificate("deviation", tuple(claims), NOT_SHOWN, subject)
+
+
+def _claims(
+    result: Unlearned,
+    splits: Splits,
+    retrained: Classifier | None,
+    sketch: Sketch | None,
+    style_target: Images | None,
+    place: torch.device,
+    lanczos_steps: int,
+    retained_images: int,
+) -> list[Claim]:
+    method = replace(result.method, precision="fp32")
+    model = result.original.copy()
+    model.module.to(place).eval()
+    passes = passes_of(model, splits, None, style_target, method, place)
+    if sketch is not None:
+        at_hand = what_is_at_hand(splits, False, sketch, passes.steps_per_epoch)
+        passes = replace(passes, remembered=sketch.held_out, forgets_classes=at_hand.kind in ("class", "concept"))
+    weights = {name: tensor.to(place) for name, tensor in result.model.module.state_dict().items()}
+    with edited(model, passes, method), forget_loss(model, method, passes, place) as loss:
+        names = [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+        require_edited_alone(result, names)
+        plain = replace(loss.method, anchor="l2") if method.optimiser == "natural" else loss.method  # no part of J
+        anchors = anchors_for(replace(loss, method=plain), splits, None, sketch, result.seed)
+        objective = resting_objective(loss, passes, anchors)
+        influence = _influence(objective, splits, retained_images, place)
+        found = deviation_claims(
+            objective, flat([weights[name] for name in names]), passes.steps_per_epoch, lanczos_steps
+        )
+        moved = objective.moved
+    compared = {
+        name: image_batches(
+            images.take(torch.arange(min(len(images), COMPARED_IMAGES))), model.prepared_by(), EVALUATION_BATCH, place
+        )
+        for name, images in (("forget", splits.forget), ("retain", splits.retain), ("test", splits.test))
+        if images is not None
+    }
+    link = influence if isinstance(influence, Claim) else influence_claim(influence[0], moved, influence[1])
+    return [*found, link, *retrained_claims(result.model, retrained, compared, place)]
+
+
+def _influence(
+    objective: RestingObjective, splits: Splits, count: int, place: torch.device
+) -> Claim | tuple[Solution, int]:
+    """The influence step at θ₀ and the number of retained images behind it; or why there is none."""
+    if splits.retain is None:
+        return unknown_influence("no retained images were given")
+    if not splits.forget.labelled or not splits.retain.labelled:
+        return unknown_influence("the images have no labels")
+    some = splits.retain.take(order(len(splits.retain), 0)[:count])
+    retain = image_batches(some, objective.loss.model.prepared_by(), EVALUATION_BATCH, place)
+    loss, total = objective.loss, len(splits.retain)
+    try:
+        step = influence_step(loss.logits, objective.parameters, objective.passes.forget, retain, total)
+    except NumericsError as error:
+        return unknown_influence(error.what)
+    return step, len(some)
+
+
+def resting_objective(loss: ForgetLoss, passes: Passes, anchors: list[Held]) -> RestingObjective:
+    """J of a run, while the network still has the original weights."""
+    method, parameters = loss.method, trainable(loss.model.module)
+    (weight_anchor, strength), *others = anchors
+    penalised = method.optimiser != "natural" and strength > 0
+    held = others[0] if others else None
+    assert isinstance(weight_anchor, WeightAnchor)
+    assert held is None or isinstance(held.anchor, FunctionAnchor)
+    return RestingObjective(
+        loss,
+        passes,
+        parameters,
+        flat(parameters),
+        weight_anchor if penalised else None,
+        strength * (passes.steps_per_epoch if method.reduction == "sum" else 1) if penalised else 0.0,
+        None if held is None else held.anchor,  # type: ignore[arg-type]
+        0.0 if held is None else held.strength * (passes.steps_per_epoch if method.reduction == "sum" else 1),
+    )
+
+
+def require_edited_alone(result: Unlearned, names: list[str]) -> None:
+    """A certificate about some weights says nothing about others that were changed as well."""
+    free, after = set(names), dict(result.model.module.named_parameters())
+    for name, before in result.original.module.named_parameters():
+        if name not in free and not torch.equal(before.cpu(), after[name].cpu()):
+            raise RequestError(
+                f"{name} differs between the original and the unlearned model, though the run did not edit it.",
+                where="certify",
+                fix="Certify the weights that the run wrote, against the original it started from.",
+            )

@@ -1,0 +1,87 @@
+"""What `famr certify` does, between parsing and printing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from famr.certificates.certify import certify
+from famr.certificates.claims import Certificate, differences
+from famr.certificates.page import certificate_page
+from famr.cli.commands import find_original, load_reference, recorded_facts, splits_for
+from famr.data import open_data
+from famr.errors import CheckpointError, GateError, RequestError
+from famr.models import load_model
+from famr.runs import add_to_run, load_unlearned, read_unlearning
+from famr.sketch import Sketch
+from famr.splits import Earlier
+
+CERTIFICATE = "unlearning/certificate.json"
+PAGE = "unlearning/certificate.md"
+TOLERANCE = 0.01
+"""How far a number may be off when it is computed again, possibly on another machine."""
+
+
+def run_certify(
+    run: Path,
+    *,
+    retrained: str | None,
+    original: str | None,
+    data: str | None,
+    data_root: str | None,
+    sketch: Path | None,
+    device: str,
+    lanczos_steps: int,
+    retained_images: int,
+) -> Certificate:
+    """Compute the certificate of a finished run from its records."""
+    model = load_model(str(run))
+    request, record = read_unlearning(run)
+    facts = recorded_facts(run, record, data, data_root)
+    earlier = [Earlier.from_json(values) for values in record.get("earlier", [])]
+    model, splits = splits_for(model, request, facts, earlier)
+    start = find_original(original, record["original"])
+    if start is None:
+        raise RequestError("A certificate needs the original model.", where=str(run), fix="Name it with --original.")
+    if model.digest() != record["unlearned"]["weights_sha256"]:
+        raise CheckpointError(
+            "The run's weights are not those its record speaks of.", where=str(run), fix="Restore the folder."
+        )
+    style_target = facts.get("style_target")
+    return certify(
+        load_unlearned(run, model, start),
+        splits,
+        retrained=load_reference(retrained, model, request) if retrained else None,
+        sketch=None if sketch is None else Sketch.load(sketch),
+        style_target=open_data(style_target, whole=True).everything() if style_target else None,
+        device=device,
+        lanczos_steps=lanczos_steps,
+        retained_images=retained_images,
+    )
+
+
+def write_certificate(run: Path, certificate: Certificate) -> None:
+    """Put it into the run folder, as JSON and as a page, and seal the folder anew."""
+    content = json.dumps(certificate.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    add_to_run(run, {CERTIFICATE: content, PAGE: certificate_page(certificate)})
+
+
+def read_certificate(run: Path) -> Certificate:
+    """The certificate in a run folder."""
+    file = run / CERTIFICATE
+    try:
+        return Certificate.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise RequestError("The run has no certificate.", where=str(file), fix="famr certify RUN") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError("The certificate is damaged.", where=str(file), fix="Make it again.") from error
+
+
+def require_same(run: Path, stored: Certificate, computed: Certificate) -> None:
+    """Exit code 7 where a certificate does not say what its files say."""
+    if found := differences(stored, computed, TOLERANCE):
+        raise GateError(
+            f"The certificate does not match its files: {len(found)} differences.",
+            where="; ".join(found[:5]),
+            fix=f"Do not rely on {run / CERTIFICATE}; make it again with `famr certify`.",
+        )
