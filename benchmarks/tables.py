@@ -13,12 +13,13 @@ from typing import Any
 
 from scipy import stats
 
+from benchmarks.certificate_tables import draw_signs, influence_page, markdown
 from benchmarks.frontier_figure import draw_frontier
 from famr.request import Request
 from famr.tables import COLUMNS, in_percent
 
-FRONTIER = "frontier-cifar100-vit_tiny"
 RESULTS = Path(__file__).parent / "results"
+FIGURES = {"frontier-cifar100-vit_tiny": draw_frontier, "influence_sign-digits": draw_signs}
 PAPER_ROWS = {
     # Sanga, Singh, Dubey 2025, Table 1, row ViT-Ti; it has no held-out column
     "paper-cifar100-vit_tiny": {
@@ -36,12 +37,16 @@ def main() -> None:
         content = json.loads(file.read_text(encoding="utf-8"))
         file.with_suffix(".md").write_text(page(file.stem, content), encoding="utf-8")
         print(f"{file.stem}.md")
-    draw_frontier(json.loads((RESULTS / f"{FRONTIER}.json").read_text(encoding="utf-8")), RESULTS / f"{FRONTIER}.png")
-    print(f"{FRONTIER}.png")
+    for stem, draw in FIGURES.items():
+        if (file := RESULTS / f"{stem}.json").is_file():
+            draw(json.loads(file.read_text(encoding="utf-8")), file.with_suffix(".png"))
+            print(f"{stem}.png")
 
 
 def page(name: str, content: dict[str, Any]) -> str:
     """One result file as a page: what was run, the means, every cell."""
+    if content["benchmark"].startswith("influence_sign"):
+        return influence_page(name, content)
     if any("kind" in cell for cell in content["cells"]):
         return requests_page(name, content)
     cells = [cell for cell in content["cells"] if "error" not in cell]
@@ -100,7 +105,7 @@ def _means(name: str, cells: list[dict[str, Any]]) -> str:
         printed = PAPER_ROWS[name]
         figures = [in_percent(column, printed[column]) if column in printed else "–" for column in COLUMNS]
         rows.append(("the paper's own row", *figures, "–", "–", "–", "–"))
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _mean_row(label: str, model: str, cells: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -152,7 +157,7 @@ def _samples(cells: list[dict[str, Any]]) -> str:
         shares = [cell["seconds"]["with_preparation"] / cell["seconds"]["retrained"] for cell in cells]
         gap = f"{statistics.fmean(gaps):.4f}" if gaps else "–"
         rows.append((model, *figures, gap, f"{100 * statistics.fmean(shares):.1f} %" if model == "unlearned" else "–"))
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _sequences(cells: list[dict[str, Any]]) -> str:
@@ -171,7 +176,7 @@ def _sequences(cells: list[dict[str, Any]]) -> str:
         )
     gap = [cell["retain_accuracy"]["unlearned"] - cell["retain_accuracy"]["retrained"] for cell in cells]
     order = f"Forgotten in this order: {', '.join(step['class'] for step in cells[0]['steps'])}."
-    return "\n\n".join([order, _markdown(rows), f"Ret-Acc − retrained: {_points(gap)} points."])
+    return "\n\n".join([order, markdown(rows), f"Ret-Acc − retrained: {_points(gap)} points."])
 
 
 KINDS = {"concept": "Superclasses", "samples": "Random samples", "sequence": "One class after another"}
@@ -214,7 +219,7 @@ def _every(cells: list[dict[str, Any]]) -> str:
                 "–" if first is None else f"{first:.3g} → {last:.3g} ({100 * (last / first - 1):+.0f} %)",
             )
         )
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _request(cell: dict[str, Any]) -> str:
@@ -234,12 +239,6 @@ def _mean(column: str, values: list[float]) -> str:
 def _points(shares: list[float]) -> str:
     """A mean difference of shares, in points."""
     return _mean("points", [100 * share for share in shares])
-
-
-def _markdown(rows: list[tuple[str, ...]]) -> str:
-    head, *body = rows
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
 
 
 if __name__ == "__main__":
