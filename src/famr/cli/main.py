@@ -83,6 +83,11 @@ def train(
     compile_network: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile; default where it pays.")
     ] = None,
+    certified_head: opt.CertifiedHead = False,
+    epsilon: opt.Epsilon = 1.0,
+    delta: opt.Delta = 1e-5,
+    sigma: opt.Sigma = 1.0,
+    head_strength: opt.HeadStrength = 1e-2,
     data_root: opt.DataRoot = None,
     label_column: opt.LabelColumn = None,
     split_seed: opt.SplitSeed = 0,
@@ -92,10 +97,21 @@ def train(
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Fine-tune or train a classifier; with --without-… a retrained reference."""
+    """Fine-tune or train a classifier; with --without-… a retrained reference; with --certified-head a linear head on
+    frozen features, from which images can later be removed with an (ε, δ) guarantee."""
     from famr.cli.commands import run_train
     from famr.train import Training
 
+    if certified_head:
+        from famr.cli.certified import run_train_certified
+
+        facts = opt.data_facts(data, data_root, label_column, split_seed, by_name=False)
+        left_out = opt.request_from(
+            without_class, without_sample, without_samples, without_concept, without_style, "--without-"
+        )
+        noise = {"epsilon": epsilon, "delta": delta, "sigma": sigma, "strength": head_strength}
+        run_train_certified(model, weights, facts, left_out, noise, output_dir, overwrite, device, as_json)
+        return
     report = run_train(
         model=model,
         weights=weights,
@@ -188,6 +204,13 @@ def forget(
 
     if (data is None) == (forget_data is None):
         raise RequestError("Give either --data or --forget-data.", fix="--data digits --class 3")
+    if (Path(model) / "certified.json").is_file():
+        from famr.cli.certified import run_forget_certified
+
+        asked = opt.request_from(class_, sample, samples, concept, style)
+        facts = opt.data_facts(data or "", data_root, label_column, split_seed, by_name=match_labels_by_name)
+        run_forget_certified(Path(model), facts, asked, output_dir, overwrite, device, as_json)
+        return
     given = {
         "target": target,
         "temperature": temperature,

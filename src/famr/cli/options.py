@@ -54,6 +54,11 @@ Optimiser = Annotated[str | None, typer.Option(help="natural, sgd, adam or adamw
 Reduction = Annotated[str | None, typer.Option(help="sum or mean over a batch.")]
 Alpha = Annotated[float | None, typer.Option(help="α: weight of the KL to the target.")]
 Beta = Annotated[float | None, typer.Option(help="β: weight of the style loss; default: balanced.")]
+CertifiedHead = Annotated[bool, typer.Option("--certified-head", help="Train only a linear head, for (ε, δ) removal.")]
+Epsilon = Annotated[float, typer.Option(help="ε of the certified head.")]
+Delta = Annotated[float, typer.Option(help="δ of the certified head.")]
+Sigma = Annotated[float, typer.Option(help="Noise of the certified head; more allows more removals.")]
+HeadStrength = Annotated[float, typer.Option(help="λ of the certified head, an image.")]
 ForgetPrecision = Annotated[str | None, typer.Option(help="fp32 or bf16; default bf16 on CUDA, else fp32.")]
 Gates = Annotated[bool, typer.Option(help="Fail, and write nothing, where a run does nothing or destroys the model.")]
 

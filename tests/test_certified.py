@@ -1,0 +1,118 @@
+"""Certified heads as their users see them: from a backbone and images to a folder, a removal and a certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import famr
+from conftest import Outcome
+from famr.certificates.penultimate import head_features, head_layer
+from famr.certified import CertifiedClassifier
+from famr.data import Data
+from famr.errors import CheckpointError, GateError, RequestError
+from famr.evaluation import accuracy_on
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def certified(original: famr.Classifier, digits: Data) -> CertifiedClassifier:
+    draws = torch.Generator().manual_seed(0)
+    return CertifiedClassifier.train(original, digits.train, digits.labels, sigma=1.0, generator=draws)
+
+
+def some_ids(certified: CertifiedClassifier, count: int) -> list[str]:
+    return list(certified.ids[:count])
+
+
+def test_the_classifier_answers_as_the_released_head_does(certified: CertifiedClassifier, digits: Data) -> None:
+    assert digits.test is not None
+    answering = certified.classifier()
+    assert head_layer(certified.backbone) == "head"
+    some = digits.test.take(torch.arange(20))
+    features = head_features(certified.backbone, some, CPU)
+    pixels = torch.stack([some.pixels(place, answering.prepared_by().channels) for place in range(20)])
+    prepared = answering.prepared_by()
+    with torch.no_grad():
+        said = answering.logits(prepared.normalise(prepared.fit(pixels)))
+    assert torch.allclose(said.double(), certified.head.scores(features), atol=1e-4)
+    assert accuracy_on(answering, digits.test, CPU) > 0.8
+
+
+def test_removed_images_leave_the_folder(certified: CertifiedClassifier, tmp_path: Path) -> None:
+    gone = some_ids(certified, 2)
+    after = certified.forget(famr.Request(samples=gone), gone)
+    assert (after.head.removed, len(after.ids), len(after.features)) == (
+        2,
+        len(certified.ids) - 2,
+        len(certified.ids) - 2,
+    )
+    folder = after.save(tmp_path / "after")
+    stored = (folder / "head/ids.json").read_text(encoding="utf-8")
+    assert not set(gone) & set(json.loads(stored)["ids"])
+    again = CertifiedClassifier.load(folder)
+    assert torch.equal(again.head.released, after.head.released)
+    more = some_ids(again, 1)
+    assert again.forget(famr.Request(samples=more), more).head.removed == 3
+
+
+def test_the_certificate_says_what_is_spent_and_what_it_rests_on(certified: CertifiedClassifier) -> None:
+    gone = some_ids(certified, 3)
+    certificate = certified.forget(famr.Request(samples=gone), gone).certificate()
+    assert certificate.kind == "certified"
+    assert certificate["epsilon"].proved
+    assert 0 < certificate["epsilon"].value < certificate["epsilon"].bound  # type: ignore[operator]
+    assert [a.status for a in certificate["epsilon"].assumptions if "backbone" in a.says] == ["stated"]
+    assert any("backbone" in line for line in certificate.not_shown)
+
+
+def test_a_spent_budget_calls_for_retraining(certified: CertifiedClassifier) -> None:
+    half = some_ids(certified, len(certified.ids) // 2)
+    with pytest.raises(GateError, match="budget is spent"):
+        certified.forget(famr.Request(samples=half), half)
+
+
+def test_images_that_are_not_there_cannot_be_removed(certified: CertifiedClassifier) -> None:
+    with pytest.raises(RequestError, match="does not stand for 1"):
+        certified.forget(famr.Request(samples=["nobody"]), ["nobody"])
+
+
+def test_another_backbone_is_refused(certified: CertifiedClassifier, tmp_path: Path) -> None:
+    folder = certified.save(tmp_path / "head")
+    facts = json.loads((folder / "certified.json").read_text(encoding="utf-8"))
+    (folder / "certified.json").write_text(json.dumps({**facts, "backbone_sha256": "0" * 64}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="other weights"):
+        CertifiedClassifier.load(folder)
+    with pytest.raises(CheckpointError, match="no certified classifier"):
+        CertifiedClassifier.load(tmp_path)
+
+
+def test_the_commands_train_remove_and_refuse(original_run: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+    head, less, none = (tmp_path / name for name in ("head", "less", "none"))
+    asked = ["--data", "digits", "--device", "cpu"]
+    trained = run("train", "--model", original_run, *asked, "--certified-head", "--output-dir", head, "--json")
+    assert trained.code == 0, trained.err
+    assert json.loads(trained.out)["test_accuracy"] > 0.8
+    removed = run("forget", "--model", head, *asked, "--sample", "0", "--sample", "5", "--output-dir", less)
+    assert removed.code == 0, removed.err
+    assert "Kind: **certified**" in removed.out
+    refused = run("forget", "--model", less, *asked, "--class", "3", "--output-dir", none)
+    assert refused.code == 7
+    assert "Retrain the head" in refused.err
+    assert not none.exists()
+    twice = run("forget", "--model", less, *asked, "--sample", "0", "--output-dir", none)
+    assert twice.code == 2
+    assert "None of these images" in twice.err
+
+
+def test_a_head_needs_labels(original: famr.Classifier, digits: Data) -> None:
+    blank = digits.train.take(torch.arange(5)).with_targets([-1] * len(digits.train.all_ids))
+    with pytest.raises(famr.FamrError, match="class for every image"):
+        CertifiedClassifier.train(original, blank, digits.labels)
+    assert replace(original).labels == original.labels
