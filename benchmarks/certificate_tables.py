@@ -64,3 +64,43 @@ def draw_signs(content: dict[str, Any], file: Path) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(file, metadata={"Software": None})
+
+
+def sisa_page(name: str, content: dict[str, Any]) -> str:
+    """Accuracy and retrained share by shards and slices."""
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for cell in content["cells"]:
+        groups.setdefault((cell["shards"], cell["slices"]), []).append(cell)
+    counts = [removal["removed"] for removal in content["cells"][0]["removals"]]
+    rows: list[tuple[str, ...]] = [
+        (
+            "shards × slices",
+            "accuracy by vote %",
+            "by mean probability %",
+            *(f"passes again, {n} removed %" for n in counts),
+        )
+    ]
+    rows[0] += tuple(f"expected, {n} removed %" for n in counts)
+    for (shards, slices), cells in groups.items():
+        accuracy = [
+            statistics.fmean(cell["trained"]["accuracy"][how] for cell in cells) for how in ("majority", "mean")
+        ]
+        shares = [
+            statistics.fmean(cell["removals"][place][part] for cell in cells)
+            for part in ("share", "expected_share")
+            for place in range(len(counts))
+        ]
+        rows.append((f"{shards} × {slices}", *(f"{100 * value:.1f}" for value in (*accuracy, *shares))))
+    machine, training = content["environment"], content["training"]
+    parts = [
+        f"# {content['benchmark']}",
+        f"Made from `{name}.json` by `make tables`.",
+        f"- Data: {content['data']}, {content['train_images']} training images\n- Model: {content['model']}; "
+        f"{training['epochs']} epochs, batch {training['batch_size']}\n- Machine: {machine['hardware']}, torch "
+        f"{machine['torch']}, famr {machine['famr']}",
+        markdown(rows),
+        f"Means over {len({cell['seed'] for cell in content['cells']})} seeds. Passes again: image passes of the "
+        "removal, as a share of training all shards anew; expected: the mean over random draws of that size, counted "
+        "without training. Seconds are in the JSON; other work ran beside, so the passes are the measure.",
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 from scipy import stats
 
-from benchmarks.certificate_tables import draw_signs, influence_page, markdown
+from benchmarks.certificate_tables import draw_signs, influence_page, markdown, sisa_page
 from benchmarks.frontier_figure import draw_frontier
 from famr.request import Request
 from famr.tables import COLUMNS, in_percent
@@ -47,6 +47,8 @@ def page(name: str, content: dict[str, Any]) -> str:
     """One result file as a page: what was run, the means, every cell."""
     if content["benchmark"].startswith("influence_sign"):
         return influence_page(name, content)
+    if content["benchmark"].startswith("sisa"):
+        return sisa_page(name, content)
     if any("kind" in cell for cell in content["cells"]):
         return requests_page(name, content)
     cells = [cell for cell in content["cells"] if "error" not in cell]

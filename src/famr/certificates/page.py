@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from famr.certificates.claims import KINDS, Certificate, Claim
@@ -16,8 +17,7 @@ def certificate_page(certificate: Certificate) -> str:
     parts = [
         "# Certificate",
         f"Kind: **{certificate.kind}**, that is: {KINDS[certificate.kind]}.",
-        f"Forgotten: {Request.from_json(subject['request']).describe()} ({subject['forget_images']} images). "
-        "Every number was computed from the weights and the images, in single precision.",
+        *([_forgotten(subject)] if "request" in subject else []),
         "| claim | value | bound | holds | source |\n|---|---|---|---|---|\n" + "\n".join(rows),
         "## What each claim says and rests on",
         *[_explained(claim) for claim in certificate.claims],
@@ -27,6 +27,10 @@ def certificate_page(certificate: Certificate) -> str:
         "\n".join(f"- {name}: `{subject[name]}`" for name in subject if name.endswith("_sha256")),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _forgotten(subject: Mapping[str, Any]) -> str:
+    return f"Forgotten: {Request.from_json(subject['request']).describe()} ({subject['forget_images']} images)."
 
 
 def _row(claim: Claim) -> str:
@@ -53,8 +57,8 @@ def _explained(claim: Claim) -> str:
 def figure(value: Any) -> str:
     """A number in four digits, words as they are.
 
-    >>> figure(0.012345), figure(None), figure(3), figure("why")
-    ('0.01234', '–', '3', 'why')
+    >>> figure(0.0123), figure(None), figure(3), figure("why")
+    ('0.0123', '–', '3', 'why')
     """
     if value is None:
         return "–"
