@@ -6,6 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from famr.certificates.page import figure
+
 COLOURS = {"corrected": "#2a6f97", "printed": "#c1440e", "no step": "#8a8a8a"}
 
 
@@ -102,5 +104,80 @@ def sisa_page(name: str, content: dict[str, Any]) -> str:
         f"Means over {len({cell['seed'] for cell in content['cells']})} seeds. Passes again: image passes of the "
         "removal, as a share of training all shards anew; expected: the mean over random draws of that size, counted "
         "without training. Seconds are in the JSON; other work ran beside, so the passes are the measure.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def certified_head_page(name: str, content: dict[str, Any]) -> str:
+    """Removals, accuracy and time by strength and noise."""
+    rows: list[tuple[str, ...]] = [
+        (
+            "λ",
+            "σ",
+            "accuracy without noise %",
+            "released %",
+            "removals one by one within ε",
+            "distance to retraining",
+            "its bound",
+            "ms a removal",
+            "ms to train anew",
+        )
+    ]
+    for cell in content["cells"]:
+        rows.append(
+            (
+                f"{cell['strength']:g}",
+                f"{cell['sigma']:g}",
+                f"{100 * cell['accuracy_without_noise']:.1f}",
+                f"{100 * cell['accuracy_released']:.1f}",
+                str(cell["removals_within_budget"]),
+                f"{cell['distance_to_retraining']:.2g}",
+                f"{cell['its_bound']:.2g}",
+                f"{1000 * cell['seconds_a_removal']:.1f}",
+                f"{1000 * cell['seconds_of_training']:.1f}",
+            )
+        )
+    first, machine = content["cells"][0], content["environment"]
+    parts = [
+        f"# {content['benchmark']}",
+        f"Made from `{name}.json` by `make tables`.",
+        f"ε = {first['epsilon']:g}, δ = {first['delta']:g}; {content['images']} images, {content['classes']} classes, "
+        f"{content['width']} features of a backbone that never saw them; one draw of the noise. Removals end where the "
+        "budget refuses the next. Distance and bound are of the weights before the noise, after the last removal.",
+        markdown(rows),
+        f"Machine: {machine['hardware']}, torch {machine['torch']}, famr {machine['famr']}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def deviation_page(name: str, content: dict[str, Any]) -> str:
+    """Claims by method, and what they cost."""
+    cells, machine = content["cells"], content["environment"]
+    heads = [f"{cell['name']}, {part}" for cell in cells for part in ("value", "bound", "holds")]
+    rows: list[tuple[str, ...]] = [("claim", *heads)]
+    for place, claim in enumerate(cells[0]["certificate"]["claims"]):
+        found: list[str] = []
+        for cell in cells:
+            told = cell["certificate"]["claims"][place]
+            if told["not_available"]:
+                found += ["not available", "–", "–"]
+            else:
+                fails = any(assumption["status"] == "fails" for assumption in told["assumptions"])
+                verdict = {None: "–", True: "yes", False: "no"}[told["holds"]]
+                found += [
+                    figure(told["value"]),
+                    figure(told["bound"]),
+                    verdict + (", an assumption fails" if fails else ""),
+                ]
+        rows.append((claim["name"], *found))
+    costs: list[tuple[str, ...]] = [("seconds", *(cell["name"] for cell in cells))]
+    costs += [(part, *(f"{cell['seconds'][part]:.1f}" for cell in cells)) for part in cells[0]["seconds"]]
+    parts = [
+        f"# {content['benchmark']}",
+        f"Made from `{name}.json` by `make tables`. What each claim says: `docs/certificates.md`.",
+        f"- Data: {content['data']}\n- Model: {content['model']}\n- Machine: {machine['hardware']}, torch "
+        f"{machine['torch']}, famr {machine['famr']}",
+        markdown(rows),
+        markdown(costs),
     ]
     return "\n\n".join(parts) + "\n"

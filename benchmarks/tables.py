@@ -13,12 +13,25 @@ from typing import Any
 
 from scipy import stats
 
-from benchmarks.certificate_tables import draw_signs, influence_page, markdown, sisa_page
+from benchmarks.certificate_tables import (
+    certified_head_page,
+    deviation_page,
+    draw_signs,
+    influence_page,
+    markdown,
+    sisa_page,
+)
 from benchmarks.frontier_figure import draw_frontier
 from famr.request import Request
 from famr.tables import COLUMNS, in_percent
 
 RESULTS = Path(__file__).parent / "results"
+OTHER_PAGES = {
+    "influence_sign": influence_page,
+    "sisa": sisa_page,
+    "certified_head": certified_head_page,
+    "certificates": deviation_page,
+}
 FIGURES = {"frontier-cifar100-vit_tiny": draw_frontier, "influence_sign-digits": draw_signs}
 PAPER_ROWS = {
     # Sanga, Singh, Dubey 2025, Table 1, row ViT-Ti; it has no held-out column
@@ -45,10 +58,9 @@ def main() -> None:
 
 def page(name: str, content: dict[str, Any]) -> str:
     """One result file as a page: what was run, the means, every cell."""
-    if content["benchmark"].startswith("influence_sign"):
-        return influence_page(name, content)
-    if content["benchmark"].startswith("sisa"):
-        return sisa_page(name, content)
+    for kind, draw in OTHER_PAGES.items():
+        if content["benchmark"].startswith(kind):
+            return draw(name, content)
     if any("kind" in cell for cell in content["cells"]):
         return requests_page(name, content)
     cells = [cell for cell in content["cells"] if "error" not in cell]
