@@ -122,6 +122,35 @@ def _means(name: str, cells: list[dict[str, Any]]) -> str:
     return markdown(rows)
 
 
+SUMMARY = {
+    "paper": "paper's algorithm",
+    "uniform, free head, 20 images a class": "uniform answers, 20 retained images a class",
+    "default, sketch only": "**default**, no retained images (a sketch)",
+    "default, 20 images a class": "**default**, 20 retained images a class",
+}
+
+
+def summary(content: dict[str, Any]) -> str:
+    """The class frontier in a few rows, as the README shows it."""
+    cells = [cell for cell in content["cells"] if "error" not in cell]
+    cases = list({json.dumps((cell["request"], cell["seed"])): cell for cell in cells}.values())
+    groups = [("original", "original", cases)]
+    groups += [(told, "unlearned", [c for c in cells if c["name"] == name]) for name, told in SUMMARY.items()]
+    groups.append(("retrained", "retrained", cases))
+    rows: list[tuple[str, ...]] = [
+        ("", "retained accuracy − retrained, points", "forget accuracy %", "entropy", "JS to retrained", "seconds")
+    ]
+    for told, model, found in groups:
+        if found:
+            kept, js, seconds = _mean_row(told, model, found)[-3:]
+            forgotten = [_mean(column, _known(c[model][column] for c in found)) for column in SHOWN]
+            rows.append((told, kept, *forgotten, js, seconds))
+    return markdown(rows)
+
+
+SHOWN = ("forget_accuracy", "forget_entropy")
+
+
 def _mean_row(label: str, model: str, cells: list[dict[str, Any]]) -> tuple[str, ...]:
     figures = [_mean(column, _known(cell[model][column] for cell in cells)) for column in COLUMNS]
     js = [cell["gap"]["forget_js_divergence"] for cell in cells]

@@ -55,6 +55,13 @@ def test_committed_tables_are_made_from_committed_results(file: Path) -> None:
     assert file.with_suffix(".md").read_text(encoding="utf-8") == page(file.stem, content)
 
 
+def test_the_readmes_table_is_made_from_the_committed_results() -> None:
+    from benchmarks.tables import summary
+
+    content = json.loads((ROOT / "benchmarks/results/frontier-cifar100-vit_tiny.json").read_text(encoding="utf-8"))
+    assert summary(content) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_committed_runs_keep_within_the_drift_bound() -> None:
     files = sorted((ROOT / "benchmarks/results").glob("*.json"))
     cells = [cell for file in files for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]]
