@@ -342,3 +342,58 @@ def test_a_run_without_certificate_cannot_be_checked(original_run: Path, run: Ca
     outcome = run("certify", original_run, "--check")
     assert outcome.code == 2
     assert "no certificate" in outcome.err
+
+
+def test_a_retrained_model_gets_an_exact_certificate(
+    original_run: Path, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    folder = tmp_path / "never-3"
+    small = ["--epochs", "1", "--output-dir", folder, "--device", "cpu", "--quiet"]
+    assert run("train", "--model", original_run, "--data", "digits", "--without-class", "3", *small).code == 0
+    made = run("certify", folder, "--json", "--device", "cpu")
+    assert made.code == 0, made.err
+    certificate = Certificate.from_json(json.loads(made.out))
+    assert certificate.kind == "exact"
+    assert certificate["removed_images_trained_on"].proved
+    assert run("certify", folder, "--check", "--device", "cpu").code == 0
+    refused = run("certify", original_run)
+    assert refused.code == 2
+    assert "forgotten nothing" in refused.err
+
+
+def test_a_sketch_gives_an_influence_step_too(original: famr.Classifier, digits: Data) -> None:
+    sketch = famr.take_sketch(original, digits, images=60, device="cpu")
+    alone = famr.forget_only(digits.train.where(digits.train.targets == 3), digits.labels)
+    method = famr.FAMR(strength=1.0, epochs=1)
+    result = famr.forget(original, alone, method, sketch=sketch, device="cpu", track_retain=False)
+    certificate = certify(result, alone, sketch=sketch, device="cpu", lanczos_steps=2)
+    claim = certificate["influence_step"]
+    assert claim.value is not None
+    assert claim.details["residual"] < 1e-2  # type: ignore[operator]
+    assert any("sketch" in assumption.says for assumption in claim.assumptions)
+    without = certify(result, alone, device="cpu", lanczos_steps=2)["influence_step"]
+    assert without.not_available == "neither retained images nor a sketch were given"
+    with pytest.raises(CheckpointError, match="other weights"):
+        certify(replace(result, original=result.model), alone, sketch=sketch, device="cpu")
+
+
+def test_the_sketched_influence_step_solves_its_system() -> None:
+    """Against a dense solve with the Kronecker product written out."""
+    from famr.anchors.kfac import Factors, KFACAnchor
+    from famr.certificates.link import sketched_influence_step
+
+    module, forget, _retain, _minimise = softmax_regression(ridge=1.0)
+    parameters = list(module.parameters())
+    draws = torch.Generator().manual_seed(4)
+    roots = [torch.randn(size, size, generator=draws, dtype=torch.float64) for size in (5, 3)]
+    A, G = (root @ root.T for root in roots)
+    start = [parameter.detach().clone() for parameter in parameters]
+    anchor = KFACAnchor(start, [Factors(0, 1, A, G)], [torch.zeros_like(p) for p in start])
+    found = sketched_influence_step(module, parameters, forget, anchor, retain_count=35, damping=0.1)
+    batch = next(iter(forget(None)))
+    loss = nn.functional.cross_entropy(module(batch.images), batch.labels, reduction="sum")
+    weight, bias = torch.autograd.grad(loss, parameters)
+    g = torch.cat([weight, bias[:, None]], dim=1).reshape(-1)  # (outputs × inputs), row by row
+    H = 35 * torch.kron(G, A) + 0.1 * 35 * torch.eye(15, dtype=torch.float64)
+    slow = torch.linalg.solve(H, g).reshape(3, 5)
+    assert torch.allclose(found.x, torch.cat([slow[:, :4].reshape(-1), slow[:, 4]]), atol=1e-10)

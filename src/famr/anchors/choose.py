@@ -34,7 +34,7 @@ def anchors_for(
     strength = method.settled_strength
     held = [Held(L2Anchor(start), strength)]
     if method.anchor != "l2" and sketch is not None:
-        held = [Held(_from_sketch(loss, start, sketch), strength)]
+        held = [Held(from_sketch(loss, start, sketch), strength)]
     elif method.anchor != "l2":
         images = _required(source, method.anchor)
         if isinstance(images, Images):
@@ -60,7 +60,7 @@ def _fisher_anchor(loss: ForgetLoss, start: list[Tensor], batches: Batches, seed
     return KFACAnchor(start, layers, rest)
 
 
-def _from_sketch(loss: ForgetLoss, start: list[Tensor], sketch: Sketch) -> FisherAnchor | KFACAnchor:
+def from_sketch(loss: ForgetLoss, start: list[Tensor], sketch: Sketch) -> FisherAnchor | KFACAnchor:
     """The same anchors from statistics that were taken earlier, for the weights that may change."""
     edited = [name for name, parameter in loss.model.module.named_parameters() if parameter.requires_grad]
     diagonals = dict(zip(sketch.names, sketch.diagonal, strict=True))

@@ -7,13 +7,19 @@ from dataclasses import replace
 import torch
 
 from famr.anchors import FunctionAnchor, Held, WeightAnchor
-from famr.anchors.choose import anchors_for
+from famr.anchors.choose import anchors_for, from_sketch
 from famr.batches import EVALUATION_BATCH, image_batches, order
 from famr.certificates.claims import Certificate, Claim
 from famr.certificates.conjugate_gradient import Solution
 from famr.certificates.curvature import flat
 from famr.certificates.deviation import deviation_claims
-from famr.certificates.link import influence_claim, influence_step, retrained_claims, unknown_influence
+from famr.certificates.link import (
+    influence_claim,
+    influence_step,
+    retrained_claims,
+    sketched_influence_step,
+    unknown_influence,
+)
 from famr.certificates.resting import RestingObjective
 from famr.data import Images
 from famr.devices import pick_device, repeatable
@@ -57,6 +63,8 @@ def certify(
     `style_target` are those of the run, if it had any.
     """
     require_same_labels(result.model, splits)
+    if sketch is not None:
+        sketch.check(result.original)
     place = pick_device(device or "auto")
     try:
         with repeatable(result.seed):
@@ -106,7 +114,7 @@ def _claims(
         plain = replace(loss.method, anchor="l2") if method.optimiser == "natural" else loss.method  # no part of J
         anchors = anchors_for(replace(loss, method=plain), splits, None, sketch, result.seed)
         objective = resting_objective(loss, passes, anchors)
-        influence = _influence(objective, splits, retained_images, place)
+        influence = _influence(objective, splits, sketch, retained_images, place)
         found = deviation_claims(
             objective, flat([weights[name] for name in names]), passes.steps_per_epoch, lanczos_steps
         )
@@ -118,26 +126,31 @@ def _claims(
         for name, images in (("forget", splits.forget), ("retain", splits.retain), ("test", splits.test))
         if images is not None
     }
-    link = influence if isinstance(influence, Claim) else influence_claim(influence[0], moved, influence[1])
+    link = influence if isinstance(influence, Claim) else influence_claim(influence[0], moved, *influence[1:])
     return [*found, link, *retrained_claims(result.model, retrained, compared, place)]
 
 
 def _influence(
-    objective: RestingObjective, splits: Splits, count: int, place: torch.device
-) -> Claim | tuple[Solution, int]:
-    """The influence step at θ₀ and the number of retained images behind it; or why there is none."""
-    if splits.retain is None:
-        return unknown_influence("no retained images were given")
-    if not splits.forget.labelled or not splits.retain.labelled:
+    objective: RestingObjective, splits: Splits, sketch: Sketch | None, count: int, place: torch.device
+) -> Claim | tuple[Solution, int, bool]:
+    """The influence step at θ₀, the number of images behind it, whether from a sketch; or why there is none."""
+    loss, forget = objective.loss, objective.passes.forget
+    if not splits.forget.labelled or (splits.retain is not None and not splits.retain.labelled):
         return unknown_influence("the images have no labels")
+    if splits.retain is None:
+        if sketch is None:
+            return unknown_influence("neither retained images nor a sketch were given")
+        start = [parameter.detach().clone() for parameter in objective.parameters]
+        kfac = from_sketch(replace(loss, method=replace(loss.method, anchor="kfac")), start, sketch)
+        left = sum(sketch.class_counts) - len(splits.forget)
+        return sketched_influence_step(loss.logits, objective.parameters, forget, kfac, left), sketch.images, True
     some = splits.retain.take(order(len(splits.retain), 0)[:count])
     retain = image_batches(some, objective.loss.model.prepared_by(), EVALUATION_BATCH, place)
-    loss, total = objective.loss, len(splits.retain)
     try:
-        step = influence_step(loss.logits, objective.parameters, objective.passes.forget, retain, total)
+        step = influence_step(loss.logits, objective.parameters, forget, retain, len(splits.retain))
     except NumericsError as error:
         return unknown_influence(error.what)
-    return step, len(some)
+    return step, len(some), False
 
 
 def resting_objective(loss: ForgetLoss, passes: Passes, anchors: list[Held]) -> RestingObjective:

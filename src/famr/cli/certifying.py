@@ -8,16 +8,17 @@ from pathlib import Path
 from famr.certificates.certify import certify
 from famr.certificates.claims import Certificate, differences
 from famr.certificates.page import certificate_page
+from famr.certificates.retraining import retraining_certificate
 from famr.cli.commands import find_original, load_reference, recorded_facts, splits_for
 from famr.data import open_data
 from famr.errors import CheckpointError, GateError, RequestError
-from famr.models import load_model
+from famr.models import Classifier, load_model
+from famr.request import Request
 from famr.runs import add_to_run, load_unlearned, read_unlearning
 from famr.sketch import Sketch
 from famr.splits import Earlier
 
-CERTIFICATE = "unlearning/certificate.json"
-PAGE = "unlearning/certificate.md"
+JSON, PAGE = "certificate.json", "certificate.md"
 TOLERANCE = 0.01
 """How far a number may be off when it is computed again, possibly on another machine."""
 
@@ -34,8 +35,10 @@ def run_certify(
     lanczos_steps: int,
     retained_images: int,
 ) -> Certificate:
-    """Compute the certificate of a finished run from its records."""
+    """Compute the certificate of a finished run from its records: of a retraining an exact one, else a deviation."""
     model = load_model(str(run))
+    if _place(run) == "training":
+        return _of_retraining(run, model, data, data_root)
     request, record = read_unlearning(run)
     facts = recorded_facts(run, record, data, data_root)
     earlier = [Earlier.from_json(values) for values in record.get("earlier", [])]
@@ -60,15 +63,34 @@ def run_certify(
     )
 
 
+def _place(run: Path) -> str:
+    """The folder of a run's records: `training`, unless it was made to forget."""
+    return "training" if (run / "training/run.json").is_file() else "unlearning"
+
+
+def _of_retraining(run: Path, model: Classifier, data: str | None, data_root: str | None) -> Certificate:
+    record = json.loads((run / "training/run.json").read_text(encoding="utf-8"))
+    if record["without"] is None:
+        raise RequestError(
+            "This model was trained on everything and has forgotten nothing.",
+            where=str(run),
+            fix="Certify a folder that `famr forget` or `famr train --without-…` wrote.",
+        )
+    facts = recorded_facts(run, record, data, data_root)
+    model, splits = splits_for(model, Request.from_json(record["without"]), facts)
+    return retraining_certificate(model, record, splits)
+
+
 def write_certificate(run: Path, certificate: Certificate) -> None:
     """Put it into the run folder, as JSON and as a page, and seal the folder anew."""
     content = json.dumps(certificate.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    add_to_run(run, {CERTIFICATE: content, PAGE: certificate_page(certificate)})
+    place = _place(run)
+    add_to_run(run, {f"{place}/{JSON}": content, f"{place}/{PAGE}": certificate_page(certificate)})
 
 
 def read_certificate(run: Path) -> Certificate:
     """The certificate in a run folder."""
-    file = run / CERTIFICATE
+    file = run / _place(run) / JSON
     try:
         return Certificate.from_json(json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
@@ -83,5 +105,5 @@ def require_same(run: Path, stored: Certificate, computed: Certificate) -> None:
         raise GateError(
             f"The certificate does not match its files: {len(found)} differences.",
             where="; ".join(found[:5]),
-            fix=f"Do not rely on {run / CERTIFICATE}; make it again with `famr certify`.",
+            fix=f"Do not rely on {run / _place(run) / JSON}; make it again with `famr certify`.",
         )

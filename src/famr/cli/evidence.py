@@ -36,7 +36,7 @@ def evaluate(
 
 
 def certify(
-    run: Run,
+    run: Annotated[Path, typer.Argument(help="A folder that `famr forget` or `famr train --without-…` wrote.")],
     retrained: Retrained = None,
     original: Original = None,
     data: MovedData = None,
