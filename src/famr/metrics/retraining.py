@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -45,3 +46,40 @@ def average_gap(unlearned: Mapping[str, float], retrained: Mapping[str, float]) 
     if unlearned.keys() != retrained.keys() or not unlearned:
         raise ValueError(f"The models have different measures: {sorted(unlearned)} and {sorted(retrained)}.")
     return sum(abs(unlearned[name] - retrained[name]) for name in unlearned) / len(unlearned)
+
+
+def tug_of_war(unlearned: Mapping[str, float], retrained: Mapping[str, float]) -> float:
+    """ToW: Π (1 − |m(unlearned) − m(retrained)|) over forget, retain and test accuracy; 1 is a perfect match.
+
+    ToW-MIA is the same with the MIA-efficacy in the place of the forget accuracy.
+
+    >>> tug_of_war({"forget": 0.5, "retain": 1.0, "test": 1.0}, {"forget": 0.0, "retain": 1.0, "test": 1.0})
+    0.5
+    """
+    if unlearned.keys() != retrained.keys() or not unlearned:
+        raise ValueError(f"The models have different measures: {sorted(unlearned)} and {sorted(retrained)}.")
+    return math.prod(1 - abs(unlearned[name] - retrained[name]) for name in unlearned)
+
+
+KLOM_BINS, KLOM_CLIP, KLOM_FLOOR = 20, 100.0, 1e-5
+
+
+def klom(unlearned: Tensor, retrained: Tensor) -> Tensor:
+    """KL of margins, one value an image: KL(unlearned ‖ retrained) between histograms over models.
+
+    Both are margins (models, images), of several unlearned and several retrained models: clipped at ±100, counted in 20
+    bins over their joint range, no bin below 1e-5. Report the 95th percentile over images.
+
+    >>> same = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> klom(same, same)
+    tensor([0.])
+    """
+    both = [margin.double().clamp(-KLOM_CLIP, KLOM_CLIP) for margin in (unlearned, retrained)]
+    found = []
+    for ours, theirs in zip(both[0].T, both[1].T, strict=True):
+        low, high = float(torch.cat([ours, theirs]).min()), float(torch.cat([ours, theirs]).max())
+        edges = (low, high) if high > low else (low - 0.5, low + 0.5)
+        p, q = (torch.histc(m, KLOM_BINS, *edges) / len(m) for m in (ours, theirs))
+        p, q = p.clamp(min=KLOM_FLOOR), q.clamp(min=KLOM_FLOOR)
+        found.append((p * (p / q).log()).sum())
+    return torch.stack(found).float()

@@ -1,0 +1,1 @@
+"""Audits: attacks and probes that a hostile reader would run."""
