@@ -1,4 +1,4 @@
-"""The commands that look at a finished run: evaluate and certify."""
+"""The commands that look at a finished run: evaluate, certify and audit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from famr.cli import options as opt
-from famr.cli.printing import print_json, print_scores, say
+from famr.cli.printing import print_audit, print_json, print_scores, say
 
 Run = Annotated[Path, typer.Argument(help="A folder that `famr forget` wrote.")]
 Retrained = Annotated[str | None, typer.Option(help="A model trained without the forget set.")]
@@ -77,3 +77,27 @@ def certify(
     else:
         print(certificate_page(computed))
         say(f"{'the certificate says what its files say' if check else 'written into'}: {run}")
+
+
+def audit(
+    run: Run,
+    retrained: Annotated[
+        list[str] | None, typer.Option(help="A model trained without the forget set. Repeatable: other seeds.")
+    ] = None,
+    original: Original = None,
+    data: MovedData = None,
+    data_root: opt.DataRoot = None,
+    thresholds: Annotated[Path | None, typer.Option(help="A JSON file of thresholds, fixed before the run.")] = None,
+    seed: opt.Seed = 0,
+    device: opt.Device = "auto",
+    as_json: opt.AsJson = False,
+) -> None:
+    """Attack a run as a hostile reader would; exit code 7 where a gate fails. Written into the run folder."""
+    from famr.cli.auditing import require_pass, run_audit
+
+    found = run_audit(run, retrained or [], original, data, data_root, thresholds, seed, device)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_audit(found, str(run))
+    require_pass(found)

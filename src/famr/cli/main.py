@@ -297,6 +297,7 @@ def sketch(
 
 app.command()(evidence.evaluate)
 app.command()(evidence.certify)
+app.command()(evidence.audit)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from famr.tables import COLUMNS, NOT_AVAILABLE, in_percent
 
 if TYPE_CHECKING:
+    from famr.audits.verdict import Audit
     from famr.errors import FamrError
     from famr.evaluation import Scores
 
@@ -73,6 +74,34 @@ def print_scores(scores: Scores, title: str, beside: Mapping[str, Scores] | None
     for reason in dict.fromkeys(scores.not_available.values()):
         names = [name for name, why in scores.not_available.items() if why == reason]
         print(f"{NOT_AVAILABLE}: {', '.join(names)} ({reason})")
+
+
+def print_audit(audit: Audit, title: str) -> None:
+    """A row a gate: each model's figure with its interval, and its verdict."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    models = list(audit.verdicts)
+    table = Table(title=Text(visible(title)), title_justify="left")
+    table.add_column("gate", no_wrap=True)
+    table.add_column("at most", justify="right")
+    for model in models:
+        table.add_column(model)
+    for check in audit.checks:
+        cells = []
+        for model in models:
+            figure = check.figures.get(model)
+            shown = "–" if figure is None or figure.value is None else f"{figure.value:.3f}"
+            if figure is not None and figure.low is not None:
+                shown += f" [{figure.low:.3f}, {figure.high:.3f}]"
+            cells.append(f"{shown} {check.verdicts.get(model, '')}")
+        table.add_row(check.name, f"{check.allowed:.3f}", *cells)
+    table.add_row("verdict", "", *audit.verdicts.values())
+    Console().print(table)
+    reasons = [figure.why_not for check in audit.checks for figure in check.figures.values() if figure.why_not]
+    for line in (*dict.fromkeys(reasons), *audit.notes):
+        print(visible(line))
 
 
 @contextmanager

@@ -9,15 +9,11 @@ AT_MOST = 5000
 """Images of each kind the attack is trained on: a support vector machine takes quadratic time."""
 
 
-def mia_efficacy(members: Tensor, non_members: Tensor, forget: Tensor, seed: int = 0) -> float:
-    """The share of the forget set that an attack calls non-members; good is what a retrained model gets, not "high".
+def called_non_members(members: Tensor, non_members: Tensor, forget: Tensor, seed: int = 0) -> Tensor:
+    """What an attack says of each forget image: 1 where it calls it a non-member.
 
     The attack is a support vector machine (rbf) on the true-class probability. It learns from retained training images
     (members) and test images (non-members), as many of each, and never sees the forget set.
-
-    >>> sure, unsure = torch.full((50,), 0.99), torch.full((50,), 0.3)
-    >>> mia_efficacy(sure, unsure, forget=torch.tensor([0.99, 0.3, 0.3, 0.3]))
-    0.75
     """
     from sklearn.svm import SVC
 
@@ -26,4 +22,14 @@ def mia_efficacy(members: Tensor, non_members: Tensor, forget: Tensor, seed: int
     known = torch.cat([found[torch.randperm(len(found), generator=draws)[:count]] for found in (members, non_members)])
     labels = [1] * count + [0] * count
     attack = SVC(kernel="rbf", C=3, gamma="auto").fit(known[:, None].double().numpy(), labels)
-    return float((attack.predict(forget[:, None].double().numpy()) == 0).mean())
+    return torch.from_numpy(attack.predict(forget[:, None].double().numpy()) == 0).double()
+
+
+def mia_efficacy(members: Tensor, non_members: Tensor, forget: Tensor, seed: int = 0) -> float:
+    """The share of the forget set that the attack calls non-members; good is what a retrained model gets, not "high".
+
+    >>> sure, unsure = torch.full((50,), 0.99), torch.full((50,), 0.3)
+    >>> mia_efficacy(sure, unsure, forget=torch.tensor([0.99, 0.3, 0.3, 0.3]))
+    0.75
+    """
+    return float(called_non_members(members, non_members, forget, seed).mean())
