@@ -1,0 +1,180 @@
+"""Does forgetting survive what is done to a model before it is used: int8 weights, half precision, export to ONNX?
+
+Small edits can be lost in rounding: where every edit is below half a step of the int8 grid, the rounded weights are
+those of the original, and what was forgotten is back.
+
+Int8 here is a copy whose weights are rounded to 255 levels a row and computed with as floats; torch's own dynamic
+quantisation is deprecated. Activations are not rounded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from famr.batches import EVALUATION_BATCH, image_batches
+from famr.data import Images
+from famr.devices import pick_device
+from famr.errors import NumericsError
+from famr.evaluation import Answers, SplitAnswers, answers_to, collect, score
+from famr.labels import require_same_labels
+from famr.models import Classifier
+from famr.models.classifier import logits_of
+from famr.splits import Splits
+
+ONNX = ("onnx", "onnxruntime", "onnxscript")
+"""What the export takes; famr does not ask for these packages."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Accuracies of a changed model; None where the images for it were not given."""
+
+    forget_accuracy: float | None
+    forget_test_accuracy: float | None
+    retain_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Survival:
+    """The model as it is and after each change."""
+
+    as_it_is: Kept
+    changed: dict[str, Kept]
+    """By change: int8, bf16, fp16, onnx."""
+    not_available: dict[str, str] = field(default_factory=dict)
+    """Why a change could not be tried, by its name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def survival(model: Classifier, splits: Splits, *, device: str | None = None) -> Survival:
+    """Measure a model, and copies of it in int8, bf16, fp16 and ONNX, on the sets of a request."""
+    require_same_labels(model, splits)
+    place = pick_device(device or "auto")
+    changes: dict[str, Callable[[], Classifier]] = {
+        "int8": lambda: quantised(model),
+        "bf16": lambda: halved(model, torch.bfloat16),
+        "fp16": lambda: halved(model, torch.float16),
+    }
+    changed, missing = {}, {}
+    for name, change in changes.items():
+        try:
+            changed[name] = _kept(answers_to(splits, change(), place))
+        except NumericsError as error:
+            missing[name] = f"not available: {error.what}"
+    if reason := onnx_missing():
+        missing["onnx"] = reason
+    else:
+        changed["onnx"] = _kept(_exported_answers(model, splits))
+    return Survival(_kept(answers_to(splits, model, place)), changed, missing)
+
+
+def _kept(said: SplitAnswers) -> Kept:
+    scores = score(said.forget, None, said.test, said.forget_test)
+    return Kept(scores.forget_accuracy, scores.forget_test_accuracy, scores.retain_accuracy)
+
+
+def rounded(weight: Tensor, bits: int = 8) -> Tensor:
+    """Each row on its own grid of 2^bits − 1 levels around 0, the largest weight at the end of it.
+
+    >>> rounded(torch.tensor([[1.27, 0.014, -0.016], [0.0, 0.0, 0.0]]))
+    tensor([[ 1.2700,  0.0100, -0.0200],
+            [ 0.0000,  0.0000,  0.0000]])
+    """
+    most = 2 ** (bits - 1) - 1
+    rows = weight.detach().flatten(1)
+    scale = (rows.abs().amax(dim=1, keepdim=True) / most).clamp(min=torch.finfo(rows.dtype).tiny)
+    on_grid: Tensor = (rows / scale).round().clamp(-most, most) * scale
+    return on_grid.reshape(weight.shape)
+
+
+def quantised(model: Classifier, bits: int = 8) -> Classifier:
+    """A copy whose weight matrices and filters are rounded, row by row; biases, scales and tokens stay as they are."""
+    changed = model.copy()
+    with torch.no_grad():
+        for name, parameter in changed.module.named_parameters():
+            if parameter.ndim >= 2 and name.endswith("weight"):
+                parameter.copy_(rounded(parameter, bits))
+    return changed
+
+
+class Half(nn.Module):
+    """A network with weights and arithmetic in half precision, that takes and returns floats."""
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network = network.to(dtype)
+        self._dtype = dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits as floats; an overflow is an error, not an answer."""
+        logits = logits_of(self.network(images.to(self._dtype))).float()
+        if not bool(torch.isfinite(logits).all()):
+            raise NumericsError(f"the network overflows in {str(self._dtype).removeprefix('torch.')}")
+        return logits
+
+
+def halved(model: Classifier, dtype: torch.dtype) -> Classifier:
+    """A copy in bf16 or fp16."""
+    return replace(model, module=Half(model.copy().module, dtype))
+
+
+def onnx_missing() -> str | None:
+    """Why nothing can be exported; None where all that it takes is installed."""
+    missing = next((name for name in ONNX if importlib.util.find_spec(name) is None), None)
+    return None if missing is None else f"not available: {missing} is not installed"
+
+
+class Exported(nn.Module):
+    """A network as ONNX runtime computes it."""
+
+    def __init__(self, program: bytes) -> None:
+        super().__init__()
+        runtime = importlib.import_module("onnxruntime")
+        self._session = runtime.InferenceSession(program, providers=["CPUExecutionProvider"])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        name = self._session.get_inputs()[0].name
+        return torch.from_numpy(self._session.run(None, {name: images.cpu().numpy()})[0])
+
+
+class _Logits(nn.Module):
+    """The logits alone, whatever the library wraps around them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return logits_of(self.network(images))
+
+
+def exported(model: Classifier) -> Classifier:
+    """The model written as ONNX and read again."""
+    network = _Logits(model.copy().module.cpu()).eval()
+    prepared = model.prepared_by()
+    two = torch.zeros(2, prepared.channels, *prepared.crop)
+    any_number = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.onnx.export(network, (two,), dynamo=True, dynamic_shapes=any_number, verbose=False)
+    assert program is not None  # as no file was named
+    return replace(model, module=Exported(program.model_proto.SerializeToString()))
+
+
+def _exported_answers(model: Classifier, splits: Splits) -> SplitAnswers:
+    """On the CPU, where ONNX runtime always is."""
+    copy, place = exported(model), torch.device("cpu")
+
+    def said(images: Images) -> Answers:
+        return collect(copy, image_batches(images, copy.prepared_by(), EVALUATION_BATCH, place)(None), place)
+
+    held_out = [None if images is None else said(images) for images in (splits.test, splits.forget_test)]
+    return SplitAnswers(said(splits.forget), *held_out)
