@@ -1,0 +1,326 @@
+"""Shadow models: trained on random halves of the audited images, and kept as their answers.
+
+A shadow is known by its content: SHA-256 of the starting weights, the training settings, the images and the seed. Its
+answers lie in the cache under that key and what was asked, so an interrupted audit goes on where it stopped, more
+shadows extend fewer, and several processes may share a folder: each takes the next shadow that nobody is at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from famr.data import Images
+from famr.data.images import joined
+from famr.devices import pick_device, repeatable
+from famr.errors import CheckpointError, NumericsError, RequestError, StorageError
+from famr.evaluation import answers
+from famr.models import Classifier
+from famr.models.weights import load_weights, read_weights, save_weights, share_as_umask_says
+from famr.request import SHOWN
+from famr.runs import environment, whole_file
+from famr.train import Training, fit
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Method:
+    """An unlearning method: (trained model, forget, retain, seed) → unlearned model."""
+
+    name: str
+    """All that makes it this method, settings too: answers are cached under it."""
+    unlearn: Callable[[Classifier, Images, Images | None, int], Classifier]
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What all shadows of an audit have in common."""
+
+    start: Callable[[int], Classifier]
+    """Starting weights from a seed."""
+    pool: Images
+    """The audited images: each shadow trains on one half of them."""
+    base: Images | None = None
+    """Images that every shadow trains on."""
+    others: Images | None = None
+    """Images that no shadow trains on and every one answers, such as a population for RMIA."""
+    training: Training = field(default_factory=Training)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.pool) < 2:
+            raise RequestError("There must be at least two audited images.", where="pool", fix="Give more.")
+        parts = (self.pool, self.base, self.others)
+        ids = [id_ for part in parts if part is not None for id_ in part.ids]
+        if twice := [id_ for id_, count in Counter(ids).items() if count > 1]:
+            raise RequestError(
+                "An image is given twice; then nobody can say which shadow saw it.",
+                where=", ".join(twice[:SHOWN]),
+                fix="Give each image once.",
+            )
+
+
+@dataclass(frozen=True)
+class ShadowDone:
+    """One shadow is there: trained just now, or found in the cache."""
+
+    number: int
+    key: str
+    cached: bool
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Shadows:
+    """What shadow models say about the audited images, and about others that none of them saw."""
+
+    logits: Tensor  # (models, pool, classes)
+    seen: Tensor  # (models, pool), bool
+    targets: Tensor  # (pool,)
+    others_logits: Tensor  # (models, others, classes)
+    others_targets: Tensor  # (others,)
+
+
+def halves(images: int, shadows: int, seed: int) -> Tensor:
+    """Which images each shadow trains on, (shadows, images): pairs of a random half and the other half.
+
+    So each image is in half of the shadows, and each shadow has half of the images. More shadows begin with the same.
+
+    >>> halves(6, 4, seed=0).sum(dim=0).tolist(), halves(6, 4, seed=0).sum(dim=1).tolist()
+    ([2, 2, 2, 2, 2, 2], [3, 3, 3, 3])
+    """
+    if shadows < 2 or shadows % 2:
+        raise RequestError(f"Shadows come in pairs: an even number of at least 2, got {shadows}.", where="shadows")
+    seen = torch.zeros(shadows, images, dtype=torch.bool)
+    for first in range(0, shadows, 2):
+        draws = torch.Generator().manual_seed(shadow_seed(seed, f"half {first}"))
+        seen[first, torch.randperm(images, generator=draws)[: images // 2]] = True
+        seen[first + 1] = ~seen[first]
+    return seen
+
+
+def shadow_seed(seed: int, name: str) -> int:
+    """A seed of its own for each purpose."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4])
+
+
+def train_shadows(
+    setting: Setting,
+    count: int,
+    cache: Path,
+    *,
+    method: Method | None = None,
+    keep_weights: bool = False,
+    device: str | None = None,
+    on_shadow: Callable[[ShadowDone], None] | None = None,
+) -> Shadows:
+    """`count` models, each trained on `base` and on half of the pool; with a `method`, made to unlearn that half again.
+
+    `keep_weights` stores the trained weights too, so that another method, or other questions, need no new training.
+    """
+    seen = halves(len(setting.pool), count, setting.seed)
+    names = [f"shadow {number}" for number in range(count)]
+    return _Work(setting, cache, method, keep_weights, device).run(seen, names, on_shadow)
+
+
+def train_references(
+    setting: Setting,
+    count: int,
+    cache: Path,
+    *,
+    device: str | None = None,
+    on_shadow: Callable[[ShadowDone], None] | None = None,
+) -> Shadows:
+    """`count` models trained on `base` alone: the retrained ones of U-LiRA, and references for RMIA."""
+    if setting.base is None or len(setting.base) == 0:
+        raise RequestError("Without the pool there is nothing to train on.", where="base", fix="Give retained images.")
+    seen = torch.zeros(count, len(setting.pool), dtype=torch.bool)
+    names = [f"reference {number}" for number in range(count)]
+    return _Work(setting, cache, None, False, device).run(seen, names, on_shadow)
+
+
+class _Work:
+    """Training and asking, with the digests of all images taken once."""
+
+    def __init__(
+        self, setting: Setting, cache: Path, method: Method | None, keep_weights: bool, device: str | None
+    ) -> None:
+        self.setting, self.cache, self.method, self.keep_weights = setting, cache, method, keep_weights
+        self.device = pick_device(device or "auto")
+        self.images = setting.pool if setting.base is None else joined(setting.pool, setting.base)
+        self.asked = setting.pool if setting.others is None else joined(setting.pool, setting.others)
+        channels = setting.start(0).prepared_by().channels
+        self.digests = _image_digests(self.images, channels)
+        self.asked_digest = _digest(_image_digests(self.asked, channels))
+        self.by_id = sorted(range(len(self.images)), key=self.images.ids.__getitem__)
+
+    def run(self, seen: Tensor, names: Sequence[str], on_shadow: Callable[[ShadowDone], None] | None) -> Shadows:
+        """All answers; those that another process is at come last, so nobody waits while there is work."""
+        found: dict[int, Tensor] = {}
+        for wait in (False, True):
+            for number, name in enumerate(names):
+                if number in found:
+                    continue
+                begin = time.perf_counter()
+                seed = shadow_seed(self.setting.seed, name)
+                key = self.key(seen[number], seed)
+                logits, cached = self.logits(key, seen[number], seed, wait)
+                if logits is None:
+                    continue
+                found[number] = logits
+                if on_shadow is not None:
+                    on_shadow(ShadowDone(number, key, cached, time.perf_counter() - begin))
+        logits = torch.stack([found[number] for number in range(len(names))])
+        pool = len(self.setting.pool)
+        targets = self.asked.targets
+        return Shadows(logits[:, :pool], seen, targets[:pool], logits[:, pool:], targets[pool:])
+
+    def positions(self, seen: Tensor) -> list[int]:
+        """What a shadow trains on, in the order of the ids: a set has no other."""
+        trained_on = [*seen.tolist(), *[True] * (len(self.images) - len(seen))]
+        return [place for place in self.by_id if trained_on[place]]
+
+    def start(self, seed: int) -> Classifier:
+        with repeatable(seed):  # also for a `start` that draws without asking the seed
+            return self.setting.start(seed)
+
+    def key(self, seen: Tensor, seed: int) -> str:
+        """SHA-256 of what makes the trained shadow."""
+        model = self.start(seed)
+        return _digest(
+            {
+                "format": FORMAT,
+                "weights": model.digest(),
+                "network": str(model.module),
+                "trainable": [name for name, weight in model.module.named_parameters() if weight.requires_grad],
+                "labels": model.labels,
+                "preprocessing": model.prepared_by().to_json(),
+                "training": asdict(self.setting.training),
+                "images": sorted(self.digests[place] for place in self.positions(seen)),
+                "seed": seed,
+            }
+        )
+
+    def logits(self, key: str, seen: Tensor, seed: int, wait: bool) -> tuple[Tensor | None, bool]:
+        """A shadow's answers, and whether they were in the cache; None where another process is at it."""
+        method = None if self.method is None else self.method.name
+        forgotten = [self.digests[place] for place in seen.nonzero()[:, 0].tolist()] if self.method else None
+        question = {"shadow": key, "asked": self.asked_digest, "method": method, "forget": forgotten}
+        file = self.cache / f"{_digest(question)}.answers.safetensors"
+        if (known := _read_answers(file, len(self.asked))) is not None:
+            return known, True
+        with _claimed(self.cache / f"{key}.lock", wait) as mine:
+            if not mine:
+                return None, False
+            if (known := _read_answers(file, len(self.asked))) is not None:
+                return known, True
+            model = self.trained(key, seen, seed)
+            if self.method is not None:
+                forget, retain = self.images.take(seen.nonzero()[:, 0]), self.setting.base
+                with repeatable(seed):
+                    model = self.method.unlearn(model, forget, retain, seed)
+            logits = answers(model, self.asked, self.device).logits.float().contiguous()
+            if not bool(torch.isfinite(logits).all()):
+                raise NumericsError("A shadow's answers are not all finite.", where=key, fix="Lower the learning rate.")
+            facts = {"shadow": key, "method": method, "environment": environment(str(self.device))}
+            _write_answers(file, logits, facts)
+            return logits, False
+
+    def trained(self, key: str, seen: Tensor, seed: int) -> Classifier:
+        """The trained shadow, from its kept weights or anew."""
+        file = self.cache / f"{key}.weights.safetensors"
+        if file.is_file():
+            model = self.start(seed)
+            try:
+                load_weights(model.module, read_weights(file), str(file))
+            except CheckpointError:
+                pass  # damaged: it is trained again and replaced
+            else:
+                model.module.eval()
+                return model
+        images = self.images.take(torch.tensor(self.positions(seen)))
+        model = fit(self.start(seed), images, self.setting.training, seed=seed, device=str(self.device)).model
+        if self.keep_weights:
+            with whole_file(file) as staging:
+                save_weights(model.module, staging)
+        return model
+
+
+def _digest(content: Any) -> str:
+    """SHA-256 of plain values as JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _image_digests(images: Images, channels: int) -> list[str]:
+    """SHA-256 of the id, class, size and pixels of each image: another picture under an old name is another image."""
+    found = []
+    for position, (id_, target) in enumerate(zip(images.ids, images.targets.tolist(), strict=True)):
+        pixels = images.pixels(position, channels).contiguous()
+        digest = hashlib.sha256(json.dumps([id_, target, *pixels.shape]).encode())
+        digest.update(pixels.numpy().tobytes())
+        found.append(digest.hexdigest())
+    return found
+
+
+def _write_answers(file: Path, logits: Tensor, facts: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    facts = {**facts, "sha256": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}
+    with whole_file(file) as staging:
+        save_file({"logits": logits}, str(staging), metadata={"famr_shadow": json.dumps(facts)})
+        share_as_umask_says(staging)
+
+
+def _read_answers(file: Path, images: int) -> Tensor | None:
+    """The answers in a file; None where there are none, or where they are not what was written."""
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(str(file), framework="pt") as stored:
+            facts = json.loads(stored.metadata()["famr_shadow"])
+            logits: Tensor = stored.get_tensor("logits")
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    whole = facts.get("sha256") == hashlib.sha256(logits.numpy().tobytes()).hexdigest()
+    return logits if whole and len(logits) == images else None
+
+
+@contextmanager
+def _claimed(file: Path, wait: bool) -> Iterator[bool]:
+    """Whether this process is the only one at a shadow. It saves work, nothing else: files are replaced whole."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system: the same shadow may be trained twice, with one outcome
+        yield True
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = file.open("w")
+    except OSError as error:
+        raise StorageError(
+            f"The cache cannot be written to: {error.strerror or error}.", where=str(file.parent), fix="Name another."
+        ) from error
+    with handle:  # closing it, or the end of the process, gives the lock back
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = True
+        except OSError:
+            mine = wait  # where the file system has no locks, go on without
+        try:
+            yield mine
+        finally:
+            if mine:
+                file.unlink(missing_ok=True)
