@@ -54,10 +54,27 @@ def test_original_fails_retrained_passes_and_uniform_answers_are_caught(
         assert found.verdicts["unlearned"] == "fail"
 
 
+def test_a_class_that_is_merely_biased_away_is_caught(
+    original: famr.Classifier, without_three: famr.Splits, retrained: list[Trained]
+) -> None:
+    """Its forget accuracy is zero, and everything is still there."""
+    biased = original.copy()
+    with torch.no_grad():
+        biased.module.head.bias[3] -= 20  # type: ignore[index,union-attr]
+    references = [found.model for found in retrained]
+    found = audit(biased, without_three, original=original, retrained=references, device="cpu")
+    verdicts = {check.name: check.verdicts["unlearned"] for check in found.checks}
+    assert verdicts["forget_accuracy"] == "pass"
+    assert verdicts["best_bias_excess"] == "fail"
+    assert verdicts["original_head_back"] == "fail"
+    assert found.verdicts["unlearned"] == "fail"
+
+
 def test_without_a_retrained_model_nothing_is_invented(original: famr.Classifier, without_three: famr.Splits) -> None:
     found = audit(original, without_three, device="cpu")
-    assert found.verdicts == {"unlearned": "cannot tell"}
-    for check in found.checks:
+    assert {check.name for check in found.checks if not check.needs_retrained} == {"forget_accuracy"}
+    assert found.verdicts == {"unlearned": "fail"}  # it still knows the class; that takes no reference
+    for check in (check for check in found.checks if check.needs_retrained):
         assert check.figures["unlearned"].value is None
         assert "no retrained model" in str(check.figures["unlearned"].why_not)
 

@@ -223,7 +223,8 @@ def test_two_processes_share_the_work(digits: Data, tmp_path: Path) -> None:
 
 
 def test_a_shadow_that_another_process_is_at_comes_last(setting: Setting, tmp_path: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
+    import fcntl
+
     key = module._Work(setting, tmp_path, None, False, "cpu").key(
         halves(40, 4, 0)[0], module.shadow_seed(0, "shadow 0")
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from famr.audits.collateral import collateral, nearness
+from famr.audits.depth import Depth, Recognised, depth_of
 from famr.audits.intervals import gap_figure, mean_figure
 from famr.audits.telltale import NEIGHBOURS, before_and_after, tell_tale
 from famr.audits.verdict import Audit, Check, Figure, check, read_thresholds
@@ -42,9 +43,13 @@ class Witness:
     forget_test: Answers | None
     non_members: Tensor
     """1 where the membership attack calls a forget image a non-member."""
+    depth: Depth | None
+    """What is left of the forgotten classes in the features; None where no whole class is forgotten."""
 
     @classmethod
-    def of(cls, model: Classifier, splits: Splits, device: torch.device, seed: int) -> Witness:
+    def of(
+        cls, model: Classifier, splits: Splits, original: Classifier | None, device: torch.device, seed: int
+    ) -> Witness:
         """Ask a model."""
         assert splits.retain is not None
         assert splits.test is not None
@@ -52,7 +57,10 @@ class Witness:
         forget, retain, test = (answers(model, images, device) for images in (splits.forget, some, splits.test))
         apart = None if splits.forget_test is None else answers(model, splits.forget_test, device)
         called = called_non_members(_true_class(retain), _true_class(test), _true_class(forget), seed)
-        return cls(forget, retain, test, apart, called)
+        depth = None
+        if splits.forgets_classes() and len(splits.forget) >= FEWEST_IMAGES:
+            depth = depth_of(model, splits, original=original, layers=(), seed=seed, device=str(device))
+        return cls(forget, retain, test, apart, called, depth)
 
 
 def audit(
@@ -74,8 +82,8 @@ def audit(
     if splits.retain is None or splits.test is None or not splits.forget.labelled:
         raise RequestError("An audit needs the whole data, with labels.", where="splits", fix="Give --data.")
     with repeatable(seed):
-        witnesses = {name: Witness.of(model, splits, place, seed) for name, model in models.items()}
-        references = [Witness.of(model, splits, place, seed) for model in retrained]
+        witnesses = {name: Witness.of(model, splits, original, place, seed) for name, model in models.items()}
+        references = [Witness.of(model, splits, None, place, seed) for model in retrained]
     scene = _Scene(witnesses, references, _near(witnesses, splits), seed)
     checks = [
         scene.gate("forget_accuracy_gap", "|For-Acc − retrained| on the forget set.", limits, _hits("forget")),
@@ -91,6 +99,8 @@ def audit(
         says = "|For-Acc − retrained| on held-out images of what was forgotten."
         checks.insert(1, scene.gate("held_out_forget_accuracy_gap", says, limits, _hits("forget_test")))
     checks += [scene.average_gap(limits), scene.js(limits), scene.tell_tale(limits)]
+    if witnesses["unlearned"].depth is not None:
+        checks += [*scene.depths(limits), *scene.retrain_free(limits)]
     notes = [*scene.notes(splits)]
     if len(splits.forget) < FEWEST_IMAGES:
         notes.append(f"{len(splits.forget)} forget images are too few for a verdict.")
@@ -187,6 +197,50 @@ class _Scene:
         figures, among = self._figures(of)
         says = "AUC of telling the model from retrained ones by entropy, margin and neighbour mass on the forget set."
         return check("tell_tale_auc", says, limits["tell_tale_auc"], figures, among_retrained=among)
+
+    def depths(self, limits: Mapping[str, float]) -> list[Check]:
+        """How much more of the forgotten classes an attacker reads off the model than off retrained ones."""
+
+        def gate(name: str, says: str) -> Check:
+            def marks(witness: Witness) -> Tensor:
+                found: Recognised | None = getattr(witness.depth, name)
+                assert found is not None
+                return found.forget.double()
+
+            def of(witness: Witness, references: Sequence[Witness]) -> Figure:
+                expected = torch.stack([marks(reference) for reference in references]).mean(dim=0)
+                return mean_figure(marks(witness) - expected, self.seed)
+
+            figures, among = self._figures(of)
+            key = f"{name}_excess"
+            return check(
+                key, f"{says}: held-out forget accuracy − retrained.", limits[key], figures, among_retrained=among
+            )
+
+        return [
+            gate("best_bias", "The best bias for the forgotten classes, at 1 % of retained accuracy"),
+            gate("probe", "A linear probe with five images a class"),
+            gate("neighbours", "Nearest neighbours among five images a class"),
+        ]
+
+    def retrain_free(self, limits: Mapping[str, float]) -> list[Check]:
+        """What can be asked without a retrained model."""
+        own = {name: mean_figure(_hits("forget")(witness), self.seed) for name, witness in self.witnesses.items()}
+        checks = [
+            check(
+                "forget_accuracy", "For-Acc on the forget set.", limits["forget_accuracy"], own, needs_retrained=False
+            )
+        ]
+        put_back = {
+            name: mean_figure(witness.depth.original_head.forget.double(), self.seed)
+            for name, witness in self.witnesses.items()
+            if witness.depth is not None and witness.depth.original_head is not None
+        }
+        if put_back:
+            says = "Held-out forget accuracy with the original's head put back: is it forgotten in the head alone?"
+            limit = limits["original_head_back"]
+            checks.append(check("original_head_back", says, limit, put_back, needs_retrained=False))
+        return checks
 
     def notes(self, splits: Splits) -> list[str]:
         """What is stated and not judged."""
