@@ -126,8 +126,8 @@ def _drift(objective: RestingObjective, first: _Point, last: _Point) -> Claim:
     says = "‖θ − θ₀‖, against √(2(L_forget(θ₀) − L_forget(θ))/λ)."
     details = {"forget_loss_before": first.forget, "forget_loss_after": last.forget, "strength": objective.strength}
     if objective.penalty is None or objective.loss.method.anchor != "l2":
-        why = "no bound: the weights are held by another metric than ℓ₂, or the anchor is the metric of the step"
-        return Claim(name, says, source, value=last.drift, details={**details, "no_bound": why})
+        why = "the weights are held by another metric than ℓ₂, or the anchor is the metric of the step"
+        return Claim(name, says, source, value=last.drift, details={**details, "no_bound_because": why})
     lower = Assumption.found("J(θ) ≤ J(θ₀).", last.value <= first.value)
     bound = drift_bound(first.forget, last.forget, objective.strength)
     return Claim(name, says, source, **bounded(last.drift, bound), assumptions=(lower,), details=details)
