@@ -306,7 +306,7 @@ def test_weights_that_the_run_did_not_edit_are_refused(original: famr.Classifier
 
 
 def test_the_command_writes_checks_and_notices_forgery(
-    original_run: Path, tmp_path: Path, run: Callable[..., Outcome], digits: Data
+    original_run: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     folder = tmp_path / "no-3"
     asked = ["--model", original_run, "--data", "digits", "--class", "3", "--output-dir", folder, "--device", "cpu"]
@@ -323,8 +323,7 @@ def test_the_command_writes_checks_and_notices_forgery(
     forged["claims"][0]["value"] /= 2
     file.write_text(json.dumps(forged), encoding="utf-8")
     caught = run("certify", folder, "--check", "--device", "cpu")
-    assert caught.code in (4, 7)  # the seal notices, and so would the numbers
-    assert len(digits.labels) == 10
+    assert caught.code == 4  # the seal notices; the numbers are the next test's
 
 
 def test_a_forged_certificate_is_a_gate_even_under_a_new_seal(

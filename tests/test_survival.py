@@ -13,7 +13,7 @@ import famr
 from audited import same_weights, weights_of, with_low_bias
 from famr.audits import survival as module
 from famr.audits.head_check import head_of
-from famr.audits.survival import exported, halved, onnx_missing, quantised, rounded, survival
+from famr.audits.survival import exported, halved, quantised, rounded, survival
 from famr.errors import NumericsError
 from famr.evaluation import answers
 
@@ -120,7 +120,6 @@ def test_without_onnx_the_result_says_so(
     )
 
 
-@pytest.mark.skipif(onnx_missing() is not None, reason="onnx is not installed")
 def test_an_exported_model_answers_as_the_model_does(original: famr.Classifier, without_three: famr.Splits) -> None:
     prepared = original.prepared_by()
     images = torch.randn(5, prepared.channels, *prepared.crop)

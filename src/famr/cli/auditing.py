@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from famr.audits.audit import audit
 from famr.audits.verdict import Audit, read_thresholds
-from famr.cli.commands import find_original, load_reference, recorded_facts, splits_for
+from famr.cli.commands import load_reference, open_run
 from famr.errors import GateError
-from famr.models import load_model
-from famr.runs import add_to_run, read_unlearning
-from famr.splits import Earlier
+from famr.runs import add_to_run
 
 
 def run_audit(
@@ -28,17 +25,12 @@ def run_audit(
 ) -> Audit:
     """Audit a finished run from its records, and put the outcome into its folder."""
     limits = None if thresholds is None else read_thresholds(thresholds)
-    model = load_model(str(run))
-    request, record = read_unlearning(run)
-    facts = recorded_facts(run, record, data, data_root)
-    earlier = [Earlier.from_json(values) for values in record.get("earlier", [])]
-    model, splits = splits_for(model, request, facts, earlier)
-    start = find_original(original, record["original"])
+    opened = open_run(run, original, data, data_root)
     found = audit(
-        model,
-        splits,
-        original=None if start is None else replace(start, labels=model.labels),
-        retrained=[load_reference(place, model, request) for place in retrained],
+        opened.model,
+        opened.splits,
+        original=opened.original,
+        retrained=[load_reference(place, opened.model, opened.request) for place in retrained],
         thresholds=limits,
         seed=seed,
         device=device,

@@ -9,14 +9,13 @@ from famr.certificates.certify import certify
 from famr.certificates.claims import Certificate, differences
 from famr.certificates.page import certificate_page
 from famr.certificates.retraining import retraining_certificate
-from famr.cli.commands import find_original, load_reference, recorded_facts, splits_for
+from famr.cli.commands import load_reference, open_run, recorded_facts, splits_for
 from famr.data import open_data
 from famr.errors import CheckpointError, GateError, RequestError
 from famr.models import Classifier, load_model
 from famr.request import Request
-from famr.runs import add_to_run, load_unlearned, read_unlearning
+from famr.runs import add_to_run, load_unlearned
 from famr.sketch import Sketch
-from famr.splits import Earlier
 
 JSON, PAGE = "certificate.json", "certificate.md"
 TOLERANCE = 0.01
@@ -36,25 +35,21 @@ def run_certify(
     retained_images: int,
 ) -> Certificate:
     """Compute the certificate of a finished run from its records: of a retraining an exact one, else a deviation."""
-    model = load_model(str(run))
     if _place(run) == "training":
-        return _of_retraining(run, model, data, data_root)
-    request, record = read_unlearning(run)
-    facts = recorded_facts(run, record, data, data_root)
-    earlier = [Earlier.from_json(values) for values in record.get("earlier", [])]
-    model, splits = splits_for(model, request, facts, earlier)
-    start = find_original(original, record["original"])
-    if start is None:
+        return _of_retraining(run, load_model(str(run)), data, data_root)
+    opened = open_run(run, original, data, data_root)
+    model = opened.model
+    if opened.original is None:
         raise RequestError("A certificate needs the original model.", where=str(run), fix="Name it with --original.")
-    if model.digest() != record["unlearned"]["weights_sha256"]:
+    if model.digest() != opened.record["unlearned"]["weights_sha256"]:
         raise CheckpointError(
             "The run's weights are not those its record speaks of.", where=str(run), fix="Restore the folder."
         )
-    style_target = facts.get("style_target")
+    style_target = opened.facts.get("style_target")
     return certify(
-        load_unlearned(run, model, start),
-        splits,
-        retrained=load_reference(retrained, model, request) if retrained else None,
+        load_unlearned(run, model, opened.original),
+        opened.splits,
+        retrained=load_reference(retrained, model, opened.request) if retrained else None,
         sketch=None if sketch is None else Sketch.load(sketch),
         style_target=open_data(style_target, whole=True).everything() if style_target else None,
         device=device,

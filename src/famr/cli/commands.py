@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,18 +193,34 @@ def run_evaluate(
     device: str,
 ) -> Scores:
     """Measure a finished run again, from its records."""
-    unlearned = load_model(str(run))
+    found = open_run(run, original, data, data_root)
+    reference = load_reference(retrained, found.model, found.request) if retrained else None
+    return compare(found.original, found.model, reference, found.splits, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class OpenRun:
+    """A finished unlearning run, from its records."""
+
+    model: Classifier
+    original: Classifier | None
+    """None where it cannot be found."""
+    request: Request
+    splits: Splits
+    record: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+
+def open_run(run: Path, original: str | None, data: str | None, data_root: str | None) -> OpenRun:
+    """Load a run's model, its original and its images; the last three arguments say what has moved."""
+    model = load_model(str(run))
     request, record = read_unlearning(run)
     facts = recorded_facts(run, record, data, data_root)
     earlier = [Earlier.from_json(values) for values in record.get("earlier", [])]
-    unlearned, splits = splits_for(unlearned, request, facts, earlier)
+    model, splits = splits_for(model, request, facts, earlier)
     start = find_original(original, record["original"])
-    return compare(
-        None if start is None else replace(start, labels=unlearned.labels),
-        unlearned,
-        load_reference(retrained, unlearned, request) if retrained else None,
-        splits,
-        device=device,
+    return OpenRun(
+        model, None if start is None else replace(start, labels=model.labels), request, splits, record, facts
     )
 
 
