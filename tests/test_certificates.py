@@ -89,6 +89,23 @@ def test_the_distance_to_the_exact_minimum_keeps_its_bound(linear: Linear, size:
     assert size <= claim.bound <= 20 * size  # it holds, and it says something
 
 
+def test_the_distance_bound_is_reached_along_the_flattest_direction(linear: Linear) -> None:
+    """There ‖∇J‖ is μ times the distance, so the bound has nothing to give away."""
+    objective = objective_of(*linear)
+    exact = exact_minimiser(objective)
+    flattest = torch.linalg.eigh(dense(objective)).eigenvectors[:, 0]
+    claim = claims_at(objective, exact + 0.1 * flattest)["distance_to_resting_point"]
+    assert claim.bound == pytest.approx(0.1, rel=1e-2)
+
+
+def test_a_curvature_within_its_error_is_not_called_negative(linear: Linear) -> None:
+    objective = objective_of(*linear)
+    claims = deviation_claims(objective, exact_minimiser(objective) + 0.1, batches=1, steps=2)
+    by_name = {claim.name: claim for claim in claims}
+    assert by_name["smallest_curvature"].value > 0  # type: ignore[operator]
+    assert "no larger than its error" in str(by_name["distance_to_resting_point"].not_available)
+
+
 def test_a_bound_with_a_tampered_strength_is_broken(linear: Linear) -> None:
     """Whoever claims a firmer anchor than was used claims a nearer resting point than there is."""
     honest = objective_of(*linear)

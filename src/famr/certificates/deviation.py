@@ -95,6 +95,8 @@ def _distance(objective: RestingObjective, result: Tensor, last: _Point, spectru
     radius = distance_to_stationary(last.residual, curvature)
     if radius is None:
         why = f"J is not strongly convex at the result: its smallest curvature is {spectrum.smallest:.3g}"
+        if spectrum.smallest > 0:
+            why = f"the smallest curvature found, {spectrum.smallest:.3g}, is no larger than its error; take more steps"
         return Claim(name, says, source, not_available=why)
     draws = torch.Generator().manual_seed(0)
     directions = [-last.slope, *(torch.randn(result.shape, generator=draws).to(result) for _ in range(2))]
