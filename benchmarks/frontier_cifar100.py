@@ -53,6 +53,7 @@ PENALISED = replace(  # Eq. (1) with a better target and Adam: the anchor is a p
     reduction="mean",
     batch_size=128,
     precision=None,
+    function_images=20,
 )
 STRENGTHS: dict[Metric | Literal["function"], tuple[float, ...]] = {
     "l2": (0.1, 1, 10, 100),
@@ -125,7 +126,7 @@ def main() -> None:
                     log(f"{label}: {error}")
                     cell = {"name": label, "request": request.to_json(), "seed": seed, "error": error.what}
                 results.add(cell)
-    if not arguments.tuning and arguments.models is not None:
+    if not arguments.tuning and arguments.models is not None and len(arguments.seeds) > 1:
         results.content["js_between_retrained_seeds"] = {
             name: _between_seeds([reference(start, splits, TRAINING, s, arguments.models) for s in arguments.seeds])
             for name in names

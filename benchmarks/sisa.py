@@ -34,7 +34,7 @@ REMOVED = (1, 10, 100)
 DRAWS = 200
 SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
 DIGITS = famr.Training(epochs=20, batch_size=16, learning_rate=2e-3, augmentation=Augmentation(0.9, mirror=False))
-CIFAR = famr.Training(epochs=10, batch_size=128, learning_rate=3e-4, weight_decay=0.05)
+CIFAR = famr.Training(epochs=3, batch_size=512, learning_rate=7e-4, weight_decay=0.05)
 
 
 def small_vit(labels: tuple[str, ...]) -> Callable[[int], famr.Classifier]:
@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="ImageNet weights of ViT-Ti/16, for CIFAR-100")
     parser.add_argument("--output", type=Path, help="the result file; cells in it are not run again")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--shards", type=int, nargs="+", default=list(SHARDS))
+    parser.add_argument("--slices", type=int, nargs="+", default=list(SLICES))
     arguments = parser.parse_args()
     if (arguments.data is None) != (arguments.weights is None):
         parser.error("--data and --weights go together")
@@ -73,8 +75,8 @@ def main() -> None:
     }
     results = Results(arguments.output or Path("build") / f"{name}.json", facts)
     for seed in arguments.seeds:
-        for shards in SHARDS:
-            for slices in SLICES:
+        for shards in arguments.shards:
+            for slices in arguments.slices:
                 if not results.has(shards=shards, slices=slices, seed=seed):
                     results.add(cell(start, data, training, shards, slices, seed))
 

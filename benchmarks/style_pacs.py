@@ -14,7 +14,7 @@ import famr
 from benchmarks.cells import Case, Results, log, one_in_five, train_original, usual_arguments, vit_tiny
 from benchmarks.references import reference
 
-TRAINING = famr.Training(epochs=8, batch_size=128, learning_rate=2e-4, weight_decay=0.05, compile=False)
+TRAINING = famr.Training(epochs=8, batch_size=128, learning_rate=2e-4, weight_decay=0.05)
 LAYER = "blocks.5"
 DEFAULT = famr.FAMR(beta=None, style_layer=LAYER)
 METHODS = {
@@ -22,10 +22,8 @@ METHODS = {
     "default": DEFAULT,
 }
 GRID = {
-    f"α {alpha:g}, {epochs} epochs, answers {held:g}": replace(
-        DEFAULT, alpha=alpha, epochs=epochs, function_strength=held, strength=100.0
-    )
-    for alpha, epochs, held in ((1, 6, 5), (0.2, 6, 5), (0.2, 12, 5), (0.2, 12, 20), (0.05, 12, 5), (0.05, 12, 20))
+    f"α {alpha:g}, η {rate:g}, {epochs} epochs": replace(DEFAULT, alpha=alpha, learning_rate=rate, epochs=epochs)
+    for alpha, rate, epochs in ((0.2, 1e-4, 12), (0.1, 1e-4, 12), (0.2, 2e-4, 12))
 }
 
 

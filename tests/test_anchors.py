@@ -144,6 +144,7 @@ def test_function_anchor_goes_round_all_its_images() -> None:
     anchor = FunctionAnchor(spy, loader_batches(pairs, CPU), seed=0)
     seen.clear()
     for _ in range(12):
+        anchor.draw()
         anchor.gradient(list(module.parameters()))
     assert sorted(seen[:6]) == sorted(seen[6:]) == sorted(inputs[:, 0, 0, 0].tolist())
     assert seen[:6] != seen[6:]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import famr
-from conftest import Outcome, alg1
+from conftest import SMALL_VIT, Outcome, alg1
+from famr.audits import survival
 from famr.audits.audit import audit
-from famr.audits.intervals import gap_figure, mean_interval
+from famr.audits.intervals import gap_figure, mean_gap_figure, mean_interval
+from famr.audits.verdict import Audit, read_thresholds
 from famr.augmentation import Augmentation
 from famr.data import Data
-from famr.errors import RequestError
+from famr.errors import CheckpointError, RequestError
 from famr.train import Trained
 
 TRAINING = famr.Training(
@@ -25,11 +28,9 @@ TRAINING = famr.Training(
 
 @pytest.fixture(scope="module")
 def retrained(without_three: famr.Splits, digits: Data) -> list[Trained]:
-    from conftest import SMALL_VIT
-
     assert without_three.retain is not None
     made = []
-    for seed in (0, 1):
+    for seed in (0, 1, 2):
         start = famr.new_model(
             "timm:vit_tiny_patch16_224", digits.labels, from_scratch=True, arguments=SMALL_VIT, seed=seed
         )
@@ -37,32 +38,109 @@ def retrained(without_three: famr.Splits, digits: Data) -> list[Trained]:
     return made
 
 
-def test_original_fails_retrained_passes_and_uniform_answers_are_caught(
-    original: famr.Classifier, without_three: famr.Splits, retrained: list[Trained]
+@pytest.fixture(scope="module")
+def references(retrained: list[Trained]) -> list[famr.Classifier]:
+    return [found.model for found in retrained]
+
+
+@pytest.fixture(scope="module")
+def uniform(original: famr.Classifier, without_three: famr.Splits) -> famr.Classifier:
+    return famr.forget(original, without_three, alg1(), device="cpu", track_retain=False).model
+
+
+@pytest.fixture(scope="module")
+def whole(
+    uniform: famr.Classifier,
+    original: famr.Classifier,
+    without_three: famr.Splits,
+    references: list[famr.Classifier],
+) -> Audit:
+    """Every part of it."""
+    return audit(uniform, without_three, original=original, retrained=references, device="cpu")
+
+
+def test_original_fails_retrained_passes_and_uniform_answers_are_caught(whole: Audit) -> None:
+    by_name = {check.name: check for check in whole.checks}
+    assert whole.verdicts == {"unlearned": "fail", "original": "fail", "retrained": "pass"}
+    for gate in ("forget_accuracy_gap", "average_gap", "js_to_retrained", "tell_tale_auc", "rmia_auc"):
+        assert by_name[gate].verdicts["original"] == "fail", gate
+    assert by_name["tell_tale_auc"].verdicts["unlearned"] == "fail"
+    assert by_name["relearning_saved"].verdicts["original"] == "fail"
+    assert by_name["relearning_saved"].figures["original"].value == pytest.approx(1.0)  # it need not learn at all
+
+
+def test_verdicts_are_the_same_for_other_seeds_and_whichever_retrained_model_comes_first(
+    whole: Audit,
+    uniform: famr.Classifier,
+    original: famr.Classifier,
+    without_three: famr.Splits,
+    references: list[famr.Classifier],
 ) -> None:
-    references = [found.model for found in retrained]
-    paper = famr.forget(original, without_three, alg1(), device="cpu", track_retain=False)
-    for seed in (0, 1):
-        found = audit(paper.model, without_three, original=original, retrained=references, seed=seed, device="cpu")
-        by_name = {check.name: check for check in found.checks}
-        assert found.verdicts["original"] == "fail"
-        assert found.verdicts["retrained"] != "fail"
-        assert by_name["forget_accuracy_gap"].verdicts["original"] == "fail"
-        assert by_name["forget_accuracy_gap"].verdicts["retrained"] == "pass"
-        assert by_name["tell_tale_auc"].verdicts["unlearned"] == "fail"
-        assert by_name["tell_tale_auc"].verdicts["retrained"] != "fail"
-        assert found.verdicts["unlearned"] == "fail"
+    for seed in (1, 2):
+        turned = references[seed:] + references[:seed]
+        found = audit(uniform, without_three, original=original, retrained=turned, quick=True, seed=seed, device="cpu")
+        assert found.verdicts == whole.verdicts
+        told = {check.name: check.verdicts for check in found.checks}["tell_tale_auc"]
+        assert told == {"unlearned": "fail", "original": "fail", "retrained": "pass"}
+
+
+def test_all_parts_are_there_with_their_costs_and_as_plain_values(whole: Audit) -> None:
+    told = json.loads(json.dumps(whole.to_json(), allow_nan=False))
+    assert {check["name"] for check in told["checks"]} == set(read_thresholds()) - {"u_lira_accuracy", "style_excess"}
+    assert set(told["costs"]) == {"answers", "membership", "depth", "relearning", "survival", "gates", "cka"}
+    assert all(seconds > 0 for seconds in told["costs"].values())
+    assert {name for name, part in told["stated"].items() if part["needs_retrained"]} == {"tug_of_war", "cka"}
+    collateral = told["stated"]["collateral"]["classes"]
+    assert sorted(row["class"] for row in collateral) == [str(digit) for digit in range(10) if digit != 3]
+    assert [row["change"] for row in collateral] == sorted(row["change"] for row in collateral)
+    tow = told["stated"]["tug_of_war"]
+    assert tow["retrained"]["tow"] > 0.9 > tow["original"]["tow"]
+    assert set(tow["unlearned"]) == {"tow", "tow_mia"}
+    assert "int8_comes_back" in told["stated"]["power"]["original_does_not_fail"]
+    assert "forget_accuracy_gap" not in told["stated"]["power"]["original_does_not_fail"]
+    assert set(told["stated"]["calibration"]["ece"]) == {"unlearned", "original", "retrained"}
+    assert 0 <= told["stated"]["before_and_after"]["auc"] <= 1
+    layers = {"blocks.0", "blocks.1", "penultimate"}
+    assert set(told["stated"]["cka"]["unlearned"]["original"]["forget"]) == layers
+    assert set(told["stated"]["cka"]["retrained"]) == {"original", "another retrained"}
+    assert set(told["stated"]["survival"]["unlearned"]["changed"]) == {"int8", "bf16", "fp16", "onnx"}
+    assert told["stated"]["depth"]["original"]["prototype"]["forget_accuracy"] > 0.5
+    assert told["stated"]["relearning"]["original"]["median_steps"] == 0
+    assert len(told["stated"]["relearning"]["retrained"]["runs"]) == 3
+
+
+def test_without_onnx_there_is_no_such_gate_and_the_audit_says_why(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survival, "onnx_missing", lambda: "onnxruntime is not installed")
+    found = audit(original, without_three, device="cpu")
+    names = {check.name for check in found.checks}
+    assert "onnx_comes_back" not in names
+    assert "int8_comes_back" in names
+    assert "onnx: not available: onnxruntime is not installed" in found.notes
+
+
+def test_models_that_cannot_be_compared_are_refused(
+    original: famr.Classifier, without_three: famr.Splits, digits: Data
+) -> None:
+    wider = famr.new_model(
+        "timm:vit_tiny_patch16_224", digits.labels, from_scratch=True, arguments={**SMALL_VIT, "embed_dim": 32}
+    )
+    with pytest.raises(CheckpointError, match="retrained 1 model is of another architecture"):
+        audit(original, without_three, retrained=[original, wider], device="cpu")
+    renamed = replace(original, labels=(*digits.labels[1:], digits.labels[0]))
+    with pytest.raises(CheckpointError, match="retrained 0 model names other classes"):
+        audit(original, without_three, retrained=[renamed], device="cpu")
 
 
 def test_a_class_that_is_merely_biased_away_is_caught(
-    original: famr.Classifier, without_three: famr.Splits, retrained: list[Trained]
+    original: famr.Classifier, without_three: famr.Splits, references: list[famr.Classifier]
 ) -> None:
     """Its forget accuracy is zero, and everything is still there."""
     biased = original.copy()
     with torch.no_grad():
         biased.module.head.bias[3] -= 20  # type: ignore[index,union-attr]
-    references = [found.model for found in retrained]
-    found = audit(biased, without_three, original=original, retrained=references, device="cpu")
+    found = audit(biased, without_three, original=original, retrained=references, quick=True, device="cpu")
     verdicts = {check.name: check.verdicts["unlearned"] for check in found.checks}
     assert verdicts["forget_accuracy"] == "pass"
     assert verdicts["best_bias_excess"] == "fail"
@@ -71,8 +149,10 @@ def test_a_class_that_is_merely_biased_away_is_caught(
 
 
 def test_without_a_retrained_model_nothing_is_invented(original: famr.Classifier, without_three: famr.Splits) -> None:
-    found = audit(original, without_three, device="cpu")
+    found = audit(original, without_three, quick=True, device="cpu")
     assert {check.name for check in found.checks if not check.needs_retrained} == {"forget_accuracy"}
+    assert found.stated["tug_of_war"]["not_available"] == "no retrained model was given"
+    assert "original was not given" in found.stated["before_and_after"]["not_available"]
     assert found.verdicts == {"unlearned": "fail"}  # it still knows the class; that takes no reference
     for check in (check for check in found.checks if check.needs_retrained):
         assert check.figures["unlearned"].value is None
@@ -104,6 +184,11 @@ def test_intervals_hold_the_mean_and_shrink_with_more_images() -> None:
         widths.append(high - low)
     assert widths[1] < widths[0] / 5
     assert gap_figure(torch.tensor([0.1, -0.1] * 20)).low == 0.0
+    together = mean_gap_figure([few - 0.25, 0.75 - many])
+    assert together.value == pytest.approx((abs(float(few.mean()) - 0.25) + 0.75 - float(many.mean())) / 2)
+    assert together.low is not None
+    assert together.high is not None
+    assert together.low < 0.25 < together.high
 
 
 def test_the_command_writes_the_audit_and_exits_by_its_gates(
@@ -115,7 +200,7 @@ def test_the_command_writes_the_audit_and_exits_by_its_gates(
     references: list[str | Path] = []
     for place, found in enumerate(retrained[:2]):
         references += ["--retrained", found.save(tmp_path / f"retrained-{place}")]
-    outcome = run("audit", folder, *references, "--device", "cpu", "--json")
+    outcome = run("audit", folder, *references, "--quick", "--device", "cpu", "--json")
     assert outcome.code == 7
     told = json.loads((folder / "unlearning/audit.json").read_text(encoding="utf-8"))
     assert told["verdicts"]["unlearned"] == "fail"
@@ -124,6 +209,6 @@ def test_the_command_writes_the_audit_and_exits_by_its_gates(
     assert run("evaluate", folder, "--device", "cpu").code == 0
     lenient = tmp_path / "lenient.json"
     lenient.write_text(json.dumps(dict.fromkeys(told["subject"]["thresholds"], 1.0)), encoding="utf-8")
-    passed = run("audit", folder, *references, "--thresholds", lenient, "--device", "cpu")
+    passed = run("audit", folder, *references, "--quick", "--thresholds", lenient, "--device", "cpu")
     assert passed.code == 0, passed.err
     assert "verdict" in passed.out

@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import famr
+from audited import with_low_bias
 from famr.audits.collateral import collateral, loss_of_nearest, nearness
 from famr.audits.telltale import before_and_after, tell_tale, traces
-from famr.evaluation import Answers
+from famr.data import Data
+from famr.evaluation import Answers, accuracy_on, compare
 from famr.metrics.calibration import expected_calibration_error
+from famr.metrics.forgetting import entropy
+from famr.metrics.membership import mia_efficacy
 from famr.metrics.retraining import js_divergence, klom, tug_of_war
 
 
@@ -130,3 +135,40 @@ def test_a_js_divergence_by_kl_div_with_its_defaults_is_another_number() -> None
     )
     assert float(right) == pytest.approx(slow / 4, rel=1e-5)
     assert float(copied) < 0.5 * float(right)
+
+
+def test_answers_divided_by_the_sum_of_a_batch_are_another_number() -> None:
+    """The copied form: p / p.sum() over all rows, where each row is to sum to one."""
+    z = logits(8, seed=3)
+    weights = (z - z.max()).exp()
+    copied = weights / weights.sum()
+    right = entropy(z)
+    for row in range(8):
+        p = [float(w) / float(weights[row].sum()) for w in weights[row]]
+        assert float(right[row]) == pytest.approx(-sum(x * math.log(x) for x in p), rel=1e-5)
+    assert float(torch.special.entr(copied).sum(dim=-1).mean()) < 0.6 * float(right.mean())
+
+
+def test_an_attack_that_learned_from_the_forget_set_calls_it_what_it_was_told() -> None:
+    """The copied form: the forget set among the non-members that it learns from, and then scored on it."""
+    draws = torch.Generator().manual_seed(0)
+    members, others = (torch.rand(150, generator=draws) * 0.1 + low for low in (0.9, 0.4))
+    forget = torch.rand(150, generator=draws) * 0.1 + 0.9  # as sure as of members: nothing was forgotten
+    assert mia_efficacy(members, others, forget) == 0.0
+    told = mia_efficacy(members[:30], torch.cat([others[:5], forget]), forget)
+    assert told > 0.2
+
+
+def test_held_out_accuracy_with_the_forgotten_class_in_it_is_another_number(
+    original: famr.Classifier, digits: Data, without_three: famr.Splits
+) -> None:
+    """The copied form blames a model that answers no more threes for every three among the test images."""
+    hidden = with_low_bias(original)
+    assert digits.test is not None
+    threes = float((digits.test.targets == 3).float().mean())
+    retained = compare(original, hidden, None, without_three, device="cpu").unlearned.retain_accuracy
+    copied = accuracy_on(hidden, digits.test, torch.device("cpu"))
+    assert retained is not None
+    assert retained > 0.9
+    assert copied == pytest.approx((1 - threes) * retained, abs=1e-6)
+    assert threes > 0.05

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from famr.batches import image_batches, loader_batches, order, pixel_batches, resident
+from famr.batches import image_batches, loader_batches, order, pixel_batches, resident, shelved
 from famr.data import Images
 from famr.errors import DataError, RequestError
 from famr.preprocessing import Preprocessing
@@ -194,3 +194,19 @@ def test_an_empty_batch_among_others_does_no_harm():
 
 def test_images_stay_on_disk_where_there_is_no_gpu():
     assert resident(make_images((6, 6)), COLOUR, CPU) is None
+
+
+def test_images_of_a_source_are_shelved_once_whichever_subsets_are_asked_for(monkeypatch):
+    images, asked = make_images(*[(6, 6)] * 8), []
+    real = Images.pixels
+    monkeypatch.setattr(Images, "pixels", lambda self, at, channels: asked.append(at) or real(self, at, channels))
+    for places in ([5, 2], [2, 5, 7], [0, 1, 2, 3, 4, 5, 6, 7]):
+        subset = images.take(torch.tensor(places))
+        found = shelved(subset, COLOUR, CPU, room=1 << 20)
+        assert torch.equal(found, torch.stack([real(images, place, 3) for place in places]))
+    assert len(asked) == 8 + 1  # and once more, to see how large they are
+
+
+@pytest.mark.parametrize(("sizes", "room"), [([(6, 6), (5, 6)], 1 << 20), ([(900, 900)] * 2, 1 << 30), ([(6, 6)], 10)])
+def test_images_of_several_sizes_large_ones_and_too_many_are_not_shelved(sizes, room):
+    assert shelved(make_images(*sizes), COLOUR, CPU, room) is None

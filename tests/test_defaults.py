@@ -25,8 +25,9 @@ def at_hand(kind: Kind, retained: bool = True, held_out: bool = True, sketch: bo
     [
         (at_hand("class"), "masked", "kfac"),
         (at_hand("concept"), "masked", "kfac"),
-        (at_hand("samples"), "reference", "kfac"),
-        (at_hand("style"), "probe", "kfac"),
+        (at_hand("samples"), "reference", "l2"),
+        (at_hand("style"), "probe", "l2"),
+        (at_hand("samples", retained=False, sketch=True), "reference", "kfac"),
         (at_hand("class", retained=False, held_out=False, sketch=True), "masked", "kfac"),
         (at_hand("images", retained=False, held_out=False), "uniform", "l2"),
     ],
@@ -52,11 +53,24 @@ def test_another_optimiser_does_not_inherit_the_natural_step() -> None:
     rates = {
         kind: settle(FAMR(optimiser=kind), at_hand("class"))[0].learning_rate for kind in ("natural", "sgd", "adam")
     }
-    assert rates == {"natural": 0.5, "sgd": 1e-4, "adam": 1e-5}
+    assert rates == {"natural": 0.5, "sgd": 1e-4, "adam": 1e-4}
 
 
 def test_small_forget_sets_are_seen_more_often() -> None:
-    assert [enough_epochs(batches) for batches in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
+    assert [enough_epochs(batches, "natural") for batches in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
+    assert [enough_epochs(batches, "adam") for batches in (1, 4, 1000)] == [160, 40, 8]
+    assert enough_epochs(1000, "adam", style=True) > 8
+
+
+def test_samples_and_styles_move_every_layer_and_are_held_on_all_that_the_steps_see() -> None:
+    found = replace(at_hand("samples"), classes=10, fewest=1000)
+    method, why = settle(FAMR(), found)
+    assert (method.optimiser, method.edited_share, method.edit_head) == ("adam", 1.0, True)
+    assert method.function_images == 900  # 40 epochs × 4 batches × 128 images would see 2048 of each class
+    assert f"{method.function_images} retained" in why
+    assert settle(FAMR(), replace(found, fewest=50))[0].function_images == 45  # some are left to watch the run on
+    assert settle(FAMR(), replace(found, kind="class"))[0].function_images == 20
+    assert settle(FAMR(), replace(found, retained=False, sketch=True))[0].optimiser == "natural"
 
 
 @pytest.fixture(scope="module")

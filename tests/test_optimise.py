@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -43,8 +44,11 @@ def slow_loop(module: nn.Module, method: famr.FAMR) -> nn.Module:
     """J differentiated whole, anchor included, by autograd; one torch optimiser step a batch."""
     module = copy.deepcopy(module).eval()
     start = [parameter.detach().clone() for parameter in module.parameters()]
-    kind = torch.optim.SGD if method.optimiser == "sgd" else torch.optim.Adam
-    optimiser = kind(module.parameters(), lr=method.learning_rate)
+    plain = method.optimiser == "sgd"
+    optimiser: torch.optim.Optimizer = torch.optim.SGD(module.parameters(), lr=method.learning_rate)
+    if not plain:
+        optimiser = torch.optim.Adam(module.parameters(), betas=(0.9, 0.99))
+    steps = 0
     for epoch in range(1, method.epochs + 1):
         for position in order(3, epoch_seed(0, epoch)).tolist():
             images, _labels = batches()[position]
@@ -53,7 +57,12 @@ def slow_loop(module: nn.Module, method: famr.FAMR) -> nn.Module:
             anchor = sum((p - p0).square().sum() for p, p0 in zip(module.parameters(), start, strict=True))
             optimiser.zero_grad()
             (forget + method.strength / 2 * anchor).backward()
+            if not plain:  # up for a tenth of the steps, down along a cosine
+                whole = 3 * method.epochs
+                up, down = min(1, (steps + 1) / (0.1 * whole)), (1 + math.cos(math.pi * steps / whole)) / 2
+                optimiser.param_groups[0]["lr"] = method.learning_rate * up * down
             optimiser.step()
+            steps += 1
     return module
 
 
@@ -84,13 +93,14 @@ def test_adamw_pulls_back_past_adams_scaling() -> None:
     )
     expected = copy.deepcopy(module).eval()
     start = [parameter.detach().clone() for parameter in expected.parameters()]
-    optimiser = torch.optim.Adam(expected.parameters(), lr=rate)
-    for _ in range(2):
+    optimiser = torch.optim.Adam(expected.parameters(), betas=(0.9, 0.99))
+    for now in (rate, rate / 2):  # along the cosine
+        optimiser.param_groups[0]["lr"] = now
         optimiser.zero_grad()
         target_kl(expected(one[0][0]), uniform_target(5)).sum().backward()
         with torch.no_grad():
             for parameter, before in zip(expected.parameters(), start, strict=True):
-                parameter -= rate * strength * (parameter - before)
+                parameter -= now * strength * (parameter - before)
         optimiser.step()
     twice = alg1(optimiser="adamw", strength=strength, learning_rate=rate, epochs=2)
     torch.testing.assert_close(weights(famr.forget(module, method=twice, forget=one).module), weights(expected))

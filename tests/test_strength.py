@@ -70,7 +70,7 @@ def test_the_search_ends() -> None:
 
 
 def test_where_no_strength_matters_one_run_is_enough() -> None:
-    plain = FAMR(target="uniform", anchor="l2", function_strength=0.0, epochs=1)
+    plain = FAMR(target="uniform", optimiser="natural", anchor="l2", function_strength=0.0, epochs=1)
     with pytest.raises(GateError) as caught:
         seek_strength(lambda method: (replace(FINE, strength=method.settled_strength, forget_accuracy=0.5), 0), plain)
     assert str(caught.value.where).count("forget accuracy") == 1

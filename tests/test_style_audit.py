@@ -15,8 +15,10 @@ import famr
 from audited import same_weights, weights_of
 from conftest import styled
 from famr.audits import style_audit
+from famr.audits.audit import audit
 from famr.audits.probes import few_of_each
 from famr.audits.style_audit import gram_features, style_read, upper_half
+from famr.audits.witness import StyleLayer
 from famr.data import Data
 from famr.errors import DataError, RequestError
 from famr.probe import RIDGE
@@ -83,6 +85,29 @@ def test_a_layer_that_sees_the_style_gives_it_away_and_one_that_does_not_does_no
     assert found[True].balanced_accuracy > 0.95
     assert found[False].balanced_accuracy < 0.65
     assert json.loads(json.dumps(found[True].to_json()))["layer"] == "layer"
+
+
+def test_the_audit_of_a_style_holds_it_against_models_that_never_saw_it(
+    original: famr.Classifier, without_negatives: famr.Splits
+) -> None:
+    torch.manual_seed(0)  # the heads differ, the features do not
+    sees, *blind = (replace(original, module=Tinted(see)) for see in (True, False, False, False))
+    found = audit(
+        blind[0],
+        without_negatives,
+        original=sees,
+        retrained=blind[1:],
+        style=StyleLayer("layer"),
+        quick=True,
+        device="cpu",
+    )
+    gate = next(check for check in found.checks if check.name == "style_excess")
+    assert gate.verdicts == {"unlearned": "pass", "original": "fail", "retrained": "pass"}
+    assert gate.figures["unlearned"].value == pytest.approx(0.0)
+    read = {name: found.stated["style"][name]["balanced_accuracy"] for name in ("original", "retrained")}
+    assert gate.figures["original"].value == pytest.approx(read["original"] - read["retrained"], abs=1e-6)
+    with pytest.raises(RequestError, match="No style was forgotten"):
+        audit(sees, replace(without_negatives, request=famr.Request(samples=[1])), style=StyleLayer("layer"))
 
 
 def test_one_draw_is_a_logistic_regression_on_standardised_gram_features(

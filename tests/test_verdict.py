@@ -30,8 +30,22 @@ def test_a_verdict_needs_the_whole_interval(figure: Figure, expected: str) -> No
 def test_nobody_is_asked_to_be_nearer_than_retrained_models_are_to_each_other() -> None:
     figures = {"unlearned": Figure(0.28)}
     assert check("js", "…", 0.25, figures).verdicts["unlearned"] == "fail"
-    wide = check("js", "…", 0.25, figures, among_retrained=[0.2, 0.3])
+    wide = check("js", "…", 0.25, figures, among_retrained=[Figure(0.2), Figure(0.27, 0.24, 0.3)])
     assert (wide.allowed, wide.threshold, wide.verdicts["unlearned"]) == (0.3, 0.25, "pass")
+
+
+def test_what_retrained_models_lack_says_nothing_about_their_spread() -> None:
+    near = Figure(0.2, 0.1, 0.3)
+    together = check("gap", "…", 0.05, {"retrained": near}, among_retrained=[near, Figure(0.1, 0.0, 0.2)])
+    assert (together.allowed, together.verdicts["retrained"]) == (0.3, "pass")
+    missing = check("gap", "…", 0.05, {"unlearned": near}, among_retrained=[Figure.not_available("none")] * 2)
+    assert (missing.allowed, missing.verdicts["unlearned"]) == (0.05, "fail")
+
+
+def test_what_an_audit_cost_is_told_and_not_compared() -> None:
+    first, second = (Audit((), {"seed": 0}, costs={"answers": seconds}) for seconds in (1.0, 2.0))
+    assert first == second
+    assert first.to_json()["costs"] == {"answers": 1.0}
 
 
 def test_an_audit_fails_with_its_first_gate_and_passes_with_its_last() -> None:

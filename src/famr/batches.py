@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from famr.data import Images
+from famr.data.images import Shelf
 from famr.errors import RequestError
 from famr.preprocessing import Preprocessing
 
@@ -31,6 +32,8 @@ Batches: TypeAlias = Callable[[int | None], Iterable[Batch]]
 """One pass over a set: in a fixed order for None, else in the random order of that seed."""
 
 EVALUATION_BATCH = 256
+SHARE = 4
+"""A source is kept on a GPU where it takes no more than one part in so many of what is free there."""
 
 
 def order(count: int, seed: int | None) -> Tensor:
@@ -128,13 +131,32 @@ def resident(images: Images, preprocessing: Preprocessing, device: torch.device)
     if device.type != "cuda":
         return None
     free, _total = torch.cuda.mem_get_info(device)
-    chunks: list[Tensor] = []
+    return shelved(images, preprocessing, device, free // SHARE)
+
+
+def shelved(images: Images, preprocessing: Preprocessing, device: torch.device, room: int) -> Tensor | None:
+    """Every image as stored, on a device; None where they are of several sizes or large, or their source is.
+
+    Each image of a source is decoded and sent once, whichever subsets of it are asked for later.
+    """
+    if not len(images):
+        return None
+    key = (preprocessing.channels, str(device))
+    shelf = images.cache.shelves.get(key)
+    if shelf is None:
+        first, resized = _load(images, preprocessing, torch.tensor([0]))
+        if resized or first.nbytes * len(images.all_ids) > room:
+            return None
+        shelf = images.cache.shelves[key] = Shelf(len(images.all_ids), first[0], device)
+    missing = (~shelf.filled[images.rows]).nonzero()[:, 0]
+    every = torch.split(missing, EVALUATION_BATCH) if len(missing) else ()
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        every = torch.split(torch.arange(len(images)), EVALUATION_BATCH)
-        for pixels, fitted in pool.map(lambda positions: _load(images, preprocessing, positions), every):
-            too_large = 4 * pixels[0].nbytes * len(images) > free
-            if fitted or too_large or (chunks and pixels.shape[1:] != chunks[0].shape[1:]):
+        loaded = pool.map(lambda positions: _load(images, preprocessing, positions), every)
+        for positions, (pixels, resized) in zip(every, loaded, strict=True):
+            if resized or pixels.shape[1:] != shelf.pixels.shape[1:]:
                 pool.shutdown(cancel_futures=True)
                 return None
-            chunks.append(pixels)
-    return torch.cat(chunks).to(device)
+            rows = images.rows[positions]
+            shelf.pixels[rows.to(device)] = pixels.to(device)
+            shelf.filled[rows] = True
+    return shelf.pixels[images.rows.to(device)]

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from famr.models import Classifier
 from famr.tables import COLUMNS, in_percent
 
 if TYPE_CHECKING:
     from famr.evaluation import Scores
+    from famr.models import Classifier
     from famr.request import Request
     from famr.train import Trained
     from famr.unlearning import Unlearned
@@ -26,12 +26,24 @@ def plain(text: str) -> str:
     return "".join(f"\\{character}" if character in "\\`*_{}[]()<>#|~$!" else character for character in spaced)
 
 
-def _front_matter(model: Classifier, tags: list[str]) -> str:
+def _yaml(value: Any) -> str:
+    """A value as JSON, which YAML takes as it is, with what could be markup or is not seen written as an escape.
+
+    >>> print(_yaml(["<b>", "a\\nb", "é"]))
+    ["\\U0000003cb\\U0000003e", "a\\nb", "é"]
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() and c not in "<>" else f"\\U{ord(c):08x}" for c in text)
+
+
+def _front_matter(model: Classifier, tags: list[str], facts: Mapping[str, Any] | None = None) -> str:
+    """The block that the Hub reads."""
     library = model.architecture.library
     lines = ["---", "pipeline_tag: image-classification"]
     lines += [f"library_name: {library}"] if library != "none" else []
-    lines += [f"tags: {json.dumps(tags)}", "---", ""]
-    return "\n".join(lines)
+    lines += [f"tags: {json.dumps(tags)}"]
+    lines += ["unlearning:", *(f"  {name}: {_yaml(value)}" for name, value in facts.items())] if facts else []
+    return "\n".join([*lines, "---", ""])
 
 
 def _loading(model: Classifier) -> str:
@@ -49,8 +61,15 @@ def _loading(model: Classifier) -> str:
 def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
     """What was forgotten, how, and how well."""
     method = result.method
+    facts = {
+        "method": "FAMR",
+        "request": result.request.kind,
+        "forgotten_classes": list(result.classes),
+        "forgotten_images": None if scores is None else scores.unlearned.counts.get("forget"),
+        "earlier_requests": len(result.earlier),
+    }
     parts = [
-        _front_matter(result.model, ["image-classification", "machine-unlearning", "famr"]),
+        _front_matter(result.model, ["image-classification", "machine-unlearning", "famr"], facts),
         f"# {plain(result.model.architecture.name)}, without {plain(result.request.describe())}\n",
         f"A trained classifier that was edited to forget {plain(result.request.describe())} with "
         "Forget-Aligned Model Reconstruction (Sanga, Singh, Dubey 2025, arXiv:2506.14515).\n",
@@ -61,6 +80,9 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
         f"{'the head too' if method.edit_head else 'the head unchanged'}, "
         f"seed {result.seed}. Weights moved by {result.drift:.4g} in the Euclidean norm.\n",
     ]
+    if result.earlier:
+        before = ", ".join(plain(run.request.describe()) for run in result.earlier)
+        parts.append(f"It had been made to forget before: {before}.\n")
     if scores is not None:
         models = {"original": scores.original, "unlearned": scores.unlearned, "retrained": scores.retrained}
         parts.append("| model | " + " | ".join(COLUMNS.values()) + " |")
@@ -68,7 +90,9 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
         for name, found in models.items():
             cells = [in_percent(column, getattr(found, column, None)) for column in COLUMNS]
             parts.append(f"| {name} | " + " | ".join(cells) + " |")
-        parts.append("")
+        gaps = scores.gap or {}
+        cells = [in_percent(column, gaps.get(column)) for column in COLUMNS]
+        parts += ["| gap to retrained | " + " | ".join(cells) + " |", ""]
     parts.append("Nothing here is a proof that nothing about the forgotten data can be learned from the weights.\n")
     return "\n".join(parts)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from famr.method import FAMR, Metric
+from famr.method import FAMR, Metric, Optimiser
 from famr.request import Kind
 from famr.targets import Target
 
-FUNCTION_STRENGTH = 5.0
-STEPS = 48
+FUNCTION_STRENGTH = {"natural": 5.0, "sgd": 1.0, "adam": 2.0, "adamw": 2.0}
+FUNCTION_IMAGES = 20
 LATE = 0.25
-RATES = {"natural": 0.5, "sgd": 1e-4, "adam": 1e-5, "adamw": 1e-5}
+RATES = {"natural": 0.5, "sgd": 1e-4, "adam": 1e-4, "adamw": 1e-4}
+STYLE_ALPHA = 0.5
+STYLE_EPOCHS = 12
+WATCHED = 0.1
+"""The share of a retained class that holds nothing, so that a run can be watched on it."""
 
 
 @dataclass(frozen=True)
@@ -24,42 +28,60 @@ class AtHand:
     sketch: bool
     batches: int
     """Steps of one pass over the forget set."""
+    classes: int = 0
+    """Classes with retained images, as far as that is known."""
+    fewest: int = 0
+    """Retained images of the smallest of them."""
     cuda: bool = False
     """Whether the network runs on a CUDA device."""
 
 
-def enough_epochs(batches: int) -> int:
-    """Passes over the forget set that make about `STEPS` steps: small sets are seen more often; at least two.
+def enough_epochs(batches: int, optimiser: Optimiser, style: bool = False) -> int:
+    """Passes over the forget set: small sets are seen more often, for about 48 natural steps, or 160 of another kind.
 
-    >>> enough_epochs(batches=4), enough_epochs(batches=1), enough_epochs(batches=40)
-    (12, 48, 2)
+    >>> [enough_epochs(batches, "natural") for batches in (1, 4, 40)]
+    [48, 12, 2]
+    >>> [enough_epochs(batches, "adam") for batches in (1, 4, 40)]
+    [160, 40, 8]
     """
-    return max(2, -(-STEPS // batches))
+    if optimiser == "natural":
+        return max(2, -(-48 // batches))
+    return max(STYLE_EPOCHS if style else 8, -(-160 // batches))
 
 
 def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
     """Fill in what the method leaves open; and say in one line which target and anchors were picked, and why."""
+    optimiser = _optimiser(at_hand) if method.optimiser == "auto" else method.optimiser
+    natural = optimiser == "natural"
+    method = replace(method, optimiser=optimiser)
     if method.epochs is None:
-        method = replace(method, epochs=enough_epochs(at_hand.batches))
+        method = replace(method, epochs=enough_epochs(at_hand.batches, optimiser, method.forgets_style))
     if method.learning_rate is None:
-        method = replace(method, learning_rate=RATES[method.optimiser])
+        method = replace(method, learning_rate=RATES[optimiser])
+    if method.alpha is None:
+        method = replace(method, alpha=STYLE_ALPHA if method.forgets_style else 1.0)
     if method.edited_share is None:  # a style is read off early layers, which must then be free to change
-        method = replace(method, edited_share=1.0 if method.forgets_style else LATE)
+        method = replace(method, edited_share=LATE if natural and not method.forgets_style else 1.0)
+    if method.edit_head is None:
+        method = replace(method, edit_head=not natural)
     if method.precision is None:
         method = replace(method, precision="bf16" if at_hand.cuda else "fp32")
-    reasons = []
+    reasons, held = [], False
     if method.target == "auto":
         target, why = _target(at_hand)
         method = replace(method, target=target)
         reasons.append(f"target {target} ({why})")
     if method.anchor == "auto":
-        anchor, why = _anchor(at_hand)
+        anchor, why = _anchor(at_hand, natural)
         method = replace(method, anchor=anchor)
         reasons.append(f"anchor {anchor} ({why})")
     if method.function_strength is None:
-        method = replace(method, function_strength=FUNCTION_STRENGTH if at_hand.retained else 0.0)
-        if at_hand.retained:
-            reasons.append(f"answers held on {method.function_images} retained images a class")
+        method = replace(method, function_strength=FUNCTION_STRENGTH[optimiser] if at_hand.retained else 0.0)
+        held = at_hand.retained
+    if method.function_strength and method.function_images is None:
+        method = replace(method, function_images=FUNCTION_IMAGES if natural else _seen_a_class(method, at_hand))
+    if held:
+        reasons.append(f"answers held on {method.function_images} retained images a class")
     return method, "; ".join(reasons)
 
 
@@ -74,9 +96,25 @@ def _target(at_hand: AtHand) -> tuple[Target, str]:
     return "uniform", "the paper's: there is nothing to compare with"
 
 
-def _anchor(at_hand: AtHand) -> tuple[Metric, str]:
+def _anchor(at_hand: AtHand, natural: bool) -> tuple[Metric, str]:
     if at_hand.sketch:
         return "kfac", "from the sketch"
-    if at_hand.retained:
-        return "kfac", "from retained images"
-    return "l2", "the paper's: no retained images and no sketch"
+    if not at_hand.retained:
+        return "l2", "the paper's: no retained images and no sketch"
+    return ("kfac", "from retained images") if natural else ("l2", "weak: retained answers are held, and hold better")
+
+
+def _optimiser(at_hand: AtHand) -> Optimiser:
+    """Samples and styles run through everything a network has learnt: all of it must move, and be held on many images.
+
+    What has no retained images to be held on moves in the metric of the anchor.
+    """
+    return "adam" if at_hand.retained and at_hand.kind in ("samples", "style") else "natural"
+
+
+def _seen_a_class(method: FAMR, at_hand: AtHand) -> int:
+    """As many retained images of each class as the steps can see; a few of each class are left to watch the run on."""
+    if not at_hand.classes:
+        return FUNCTION_IMAGES
+    seen = method.settled_epochs * at_hand.batches * method.batch_size
+    return max(1, min(-(-seen // at_hand.classes), int((1 - WATCHED) * at_hand.fewest)))

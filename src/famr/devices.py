@@ -43,10 +43,17 @@ def repeatable(seed: int) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be deterministic
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True, warn_only=True)
+        _fill_memory(False)  # nothing here reads memory it did not write
         try:
             yield
         finally:
+            _fill_memory(filled)
             torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+def _fill_memory(wanted: bool) -> None:
+    torch.utils.deterministic.fill_uninitialized_memory = wanted  # type: ignore[attr-defined]

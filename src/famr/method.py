@@ -39,26 +39,28 @@ class FAMR:
     """Retained images from which the Fisher information is taken."""
     function_strength: float | None = None
     """λ of a further anchor that holds the answers on a few retained images; 0 leaves it out."""
-    function_images: int = 20
-    """Retained images a class for that anchor."""
+    function_images: int | None = None
+    """Retained images a class for that anchor. None: 20 for `natural`, else as many as there are steps to see them."""
     edited_share: float | None = None
-    """The share of the layers that may change, counted from the answer backwards. None: a quarter; all for a style."""
-    edit_head: bool = False
-    """Whether the layer that gives the answer may change too."""
+    """The share of the layers that may change, counted from the answer backwards. None: a quarter for `natural`, all
+    for the others and for a style."""
+    edit_head: bool | None = None
+    """Whether the layer that gives the answer may change too. None: not for `natural`."""
     learning_rate: float | None = None
     """η of Alg. 1; for `natural` the share of the step that would bring the loss to zero if it were linear. None: ½ for
-    `natural`, the paper's 1e-4 for `sgd`, a tenth of that for Adam."""
+    `natural`, the paper's 1e-4 for the others."""
     epochs: int | None = None
-    """Passes over the forget set. None: as many as make about 48 steps."""
+    """Passes over the forget set. None: as many as make about 48 steps; for the others than `natural` at least eight,
+    and about 160 steps."""
     batch_size: int = 128
     """Images a step. The paper names none; with the sum of Eq. (2) a larger batch takes larger steps."""
-    optimiser: Optimiser = "natural"
+    optimiser: Optimiser | Auto = "auto"
     """`sgd` is the plain step of Alg. 1; `adam` takes the same gradient; `adamw` decouples the anchor from it;
-    `natural` steps in the metric of the anchor, see `natural`."""
+    `natural` steps in the metric of the anchor, see `natural`. η falls along a cosine except for `sgd`."""
     reduction: Reduction = "mean"
     """Σ over a batch as in Eq. (2), or its mean."""
-    alpha: float = 1.0
-    """α of Eq. (5): weight of the KL to the target."""
+    alpha: float | None = None
+    """α of Eq. (5): weight of the KL to the target. None: 1; for a style ½, as it is the style that is to go."""
     beta: float | None = 0.0
     """β of Eq. (5): weight of the style loss. None picks β so that both losses weigh the same at the start."""
     style_layer: str | None = None
@@ -103,14 +105,15 @@ class FAMR:
         self._require(self.learning_rate is None or self.learning_rate > 0, "learning_rate", "above 0")
         for name in ("epochs", "batch_size", "fisher_images", "function_images"):
             value = getattr(self, name)
-            open_ = name == "epochs" and value is None
+            open_ = name in ("epochs", "function_images") and value is None
             self._require(open_ or (isinstance(value, int) and value >= 1), name, "a whole number, at least 1")
-        self._require(self.alpha >= 0, "alpha", "at least 0")
+        self._require(self.alpha is None or self.alpha >= 0, "alpha", "at least 0, or None")
         self._require(self.beta is None or self.beta >= 0, "beta", "at least 0, or None")
-        self._require(self.optimiser in get_args(Optimiser), "optimiser", "natural, sgd, adam or adamw")
+        known = (*get_args(Optimiser), "auto")
+        self._require(self.optimiser in known, "optimiser", "natural, sgd, adam, adamw or auto")
         self._require(self.reduction in get_args(Reduction), "reduction", "sum or mean")
         self._require(self.precision in (None, *get_args(Precision)), "precision", "fp32, bf16 or None")
-        self._require(self.forgets_style or self.alpha > 0, "alpha", "above 0 where beta is 0: nothing is left")
+        self._require(self.forgets_style or self.alpha != 0, "alpha", "above 0 where beta is 0: nothing is left")
         for name in ("temperature", "strength", "function_strength", "learning_rate", "alpha", "beta"):
             value = getattr(self, name)
             self._require(value in (None, "auto") or math.isfinite(value), name, "a finite number")
@@ -149,6 +152,12 @@ class FAMR:
         """The share of the layers that may change, once it has been chosen."""
         assert self.edited_share is not None
         return self.edited_share
+
+    @property
+    def settled_alpha(self) -> float:
+        """α, once it has been chosen."""
+        assert self.alpha is not None
+        return self.alpha
 
     @property
     def settled_precision(self) -> Precision:

@@ -43,7 +43,9 @@ def step_length(loss: Tensor, gradient: Sequence[Tensor], direction: Sequence[Te
     return loss.detach() / slope.clamp(min=FLATTEST)
 
 
-def natural_step(parameters: Sequence[nn.Parameter], anchors: Sequence[Held], loss: Tensor, rate: float) -> None:
+def natural_step(
+    parameters: Sequence[nn.Parameter], anchors: Sequence[Held], loss: Tensor, rate: Tensor | float
+) -> None:
     """One step in place; the gradient of `loss` is in the parameters. The first anchor gives the metric."""
     (metric, strength), *others = anchors
     if not isinstance(metric, WeightAnchor):

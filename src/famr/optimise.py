@@ -15,11 +15,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from famr.anchors import Held
+from famr.anchors import FunctionAnchor, Held
 from famr.batches import Batch, Batches
+from famr.captured import Captured
 from famr.errors import NumericsError, RequestError
 from famr.method import FAMR
 from famr.natural import cosine, natural_step
+
+WARM_UP = 0.1
+"""The share of Adam's steps in which η rises."""
+ADAM = (0.9, 0.99)
+"""Adam's memory of the gradient and of its square: the square is forgotten sooner than usual, as runs are short."""
 
 ForgetLoss = Callable[[Batch], Tensor]
 """L_forget of one batch, with a graph [FAMR, Eq. (5)]."""
@@ -54,23 +60,34 @@ def minimise(
 ) -> Iterator[Epoch]:
     """Run Alg. 1 on `module` in place; hand back control after each epoch."""
     parameters = trainable(module)
-    optimiser = None if method.optimiser == "natural" else make_optimiser(parameters, method)
+    device = parameters[0].device
+    rate = torch.zeros((), device=device)
+    optimiser = None if method.optimiser == "natural" else make_optimiser(parameters, method, rate)
     module.eval()
-    steps, seconds = 0, 0.0
+
+    def step(batch: Batch) -> Tensor:
+        module.zero_grad()
+        forget_loss = loss(batch)
+        forget_loss.backward()  # type: ignore[no-untyped-call]  # g_forget ← ∇L_forget(θ)
+        if optimiser is None:
+            natural_step(parameters, anchors, forget_loss, rate)
+        else:
+            pull_to_anchors(parameters, anchors, rate, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
+            optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
+        return forget_loss.detach()
+
+    captured = Captured(step, parameters, optimiser) if device.type == "cuda" else None
+    steps, seconds, whole = 0, 0.0, method.settled_epochs * batches_per_epoch
     for epoch in range(1, method.settled_epochs + 1):
         start = time.perf_counter()
         losses: list[Tensor] = []
         for batch in batches(epoch_seed(seed, epoch)):
-            module.zero_grad()
-            forget_loss = loss(batch)
-            forget_loss.backward()  # type: ignore[no-untyped-call]  # g_forget ← ∇L_forget(θ)
-            if optimiser is None:
-                rate = method.settled_rate * cosine(steps, method.settled_epochs * batches_per_epoch)
-                natural_step(parameters, anchors, forget_loss, rate)
+            set_rate(rate, rate_at(steps, whole, method), optimiser)
+            drawn = [anchor.draw() for anchor, _ in anchors if isinstance(anchor, FunctionAnchor)]
+            if captured is None:
+                losses.append(step(batch))
             else:
-                pull_to_anchors(parameters, anchors, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
-                optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
-            losses.append(forget_loss.detach())
+                losses.append(captured(batch, (len(batch.images), *drawn), whole - steps))
             steps += 1
             if on_step is not None:
                 on_step(Step(epoch, steps))
@@ -87,14 +104,34 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
     return parameters
 
 
-def make_optimiser(parameters: Sequence[nn.Parameter], method: FAMR) -> torch.optim.Optimizer:
+def make_optimiser(parameters: Sequence[nn.Parameter], method: FAMR, rate: Tensor) -> torch.optim.Optimizer:
     """The step of Alg. 1, or Adam's; never weight decay, which would pull to 0 what the anchor holds at θ₀."""
     if method.optimiser == "sgd":
         return torch.optim.SGD(parameters, lr=method.settled_rate)
-    return torch.optim.Adam(parameters, lr=method.settled_rate)
+    if rate.device.type == "cuda":  # η is read from the device, so that a captured step sees it change
+        return torch.optim.Adam(parameters, lr=rate, betas=ADAM, capturable=True)
+    return torch.optim.Adam(parameters, lr=method.settled_rate, betas=ADAM)
 
 
-def pull_to_anchors(parameters: Sequence[nn.Parameter], anchors: Sequence[Held], method: FAMR) -> None:
+def set_rate(rate: Tensor, value: float, optimiser: torch.optim.Optimizer | None) -> None:
+    """η of the next step, where the step and the optimiser read it."""
+    rate.fill_(value)
+    if optimiser is not None and not isinstance(optimiser.param_groups[0]["lr"], Tensor):
+        optimiser.param_groups[0]["lr"] = value
+
+
+def rate_at(step: int, steps: int, method: FAMR) -> float:
+    """η of a step: the same throughout for plain SGD, as in Alg. 1; else it falls along a cosine.
+
+    Adam knows little about the gradient at first, so that it begins with small steps, for a tenth of them.
+    """
+    if method.optimiser == "sgd":
+        return method.settled_rate
+    warm = 1.0 if method.optimiser == "natural" else min(1.0, (step + 1) / (WARM_UP * steps))
+    return method.settled_rate * warm * cosine(step, steps)
+
+
+def pull_to_anchors(parameters: Sequence[nn.Parameter], anchors: Sequence[Held], rate: Tensor, method: FAMR) -> None:
     """Add λ∇A(θ, θ₀) to the gradient; no graph is built through it.
 
     For `adamw` the pull is decoupled, as its weight decay is: θ ← θ − ηλ∇A, past Adam's scaling. Its resting points
@@ -105,7 +142,7 @@ def pull_to_anchors(parameters: Sequence[nn.Parameter], anchors: Sequence[Held],
         with torch.no_grad():
             for parameter, pull in zip(parameters, pulls, strict=True):
                 if method.optimiser == "adamw":
-                    parameter.sub_(pull, alpha=method.settled_rate * strength)
+                    parameter.sub_(rate * strength * pull)
                 elif parameter.grad is None:  # a weight the forgetting loss does not see
                     parameter.grad = strength * pull
                 else:

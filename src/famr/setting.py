@@ -29,21 +29,27 @@ def what_is_at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch |
         kind = "samples"  # of classes that stay: a retrained model would still know most of them
     if kind == "images" and sketch is not None:
         kind = "class" if sketch.covers_classes(splits.forget.targets) else "samples"
+    counts: list[int] = []
+    if splits.retain is not None and splits.retain.labelled:
+        counts = [int((splits.retain.targets == target).sum()) for target in set(splits.retain.targets.tolist())]
     return AtHand(
         kind,
         retained=anchor_images or splits.retain is not None,
         held_out=splits.test is not None,
         sketch=sketch is not None,
         batches=batches,
+        classes=len(counts),
+        fewest=min(counts, default=0),
     )
 
 
 def edited(model: Classifier, passes: Passes, method: FAMR) -> AbstractContextManager[None]:
     """Gradients for the weights that may change, and for no others."""
-    if method.settled_share >= 1 and method.edit_head:
+    head = bool(method.edit_head)
+    if method.settled_share >= 1 and head:
         return nullcontext()
     first = next(iter(passes.forget(None))).images[:1]
-    names = edited_names(model.module, lambda: model.module(first), method.settled_share, method.edit_head)
+    names = edited_names(model.module, lambda: model.module(first), method.settled_share, head)
     if method.forgets_style:
         rank = call_order(model.module, lambda: model.module(first))
         inside = [place for name, place in rank.items() if name.startswith(f"{method.style_layer}.")]

@@ -28,7 +28,7 @@ START = {
     ("natural", "l2"): 0.0,  # the plain gradient: no strength changes its direction
     ("natural", "fisher"): 1e3,
     ("natural", "kfac"): 1e2,
-    ("penalty", "l2"): 0.1,
+    ("penalty", "l2"): 1e-4,
     ("penalty", "fisher"): 1e4,
     ("penalty", "kfac"): 1e2,
 }

@@ -38,7 +38,7 @@ def watch_over(splits: Splits | None, model: Classifier, device: torch.device, m
     if splits is None or splits.retain is None or not splits.retain.labelled:
         return None
     each = max(1, IMAGES // len(set(splits.retain.targets.tolist())))
-    some = some_of_each_class(splits.retain, each, seed, skip=method.function_images)
+    some = some_of_each_class(splits.retain, each, seed, skip=method.function_images or 0)
     if not len(some):  # so few that all of them hold the answers
         some = some_of_each_class(splits.retain, each, seed)
     some = some.take(order(len(some), seed)[:IMAGES])

@@ -44,6 +44,7 @@ def anchors_for(
     if method.function_strength:
         images = _required(source, "function")
         if isinstance(images, Images):
+            assert method.function_images is not None
             images = some_of_each_class(images, method.function_images, seed)
         batches = _passes(loss, images, method.batch_size)
         held.append(Held(FunctionAnchor(loss.logits, batches, seed), method.function_strength))

@@ -11,17 +11,22 @@ from torch import Tensor, nn
 from famr.batches import Batch, Batches
 from famr.metrics.forgetting import kl_divergence
 
+MEASURED = 256
+"""So many images tell the penalty well enough for a record of the run."""
+
 
 class FunctionAnchor:
     """A = mean KL(p_θ₀ ‖ p_θ) over kept images. Needs a few retained images, or others like them.
 
-    Each gradient is taken on the next batch of a shuffled round through the images.
+    Each gradient is taken on the batch that was drawn last, from shuffled rounds through the images.
     """
 
     def __init__(self, logits: Callable[[Tensor], Tensor], batches: Batches, seed: int) -> None:
         self._logits = logits
         self._batches = batches
         self._rounds = self._endless(seed)
+        self._places: dict[int, Batch] = {}
+        self._drawn: Batch | None = None
         with torch.no_grad():
             found = [logits(batch.images) for batch in batches(None)]  # in the order of the set
         self._original = torch.cat(found)
@@ -29,6 +34,21 @@ class FunctionAnchor:
     def _endless(self, seed: int) -> Iterator[Batch]:
         for turn in count():
             yield from self._batches(seed * 1_000_003 + turn)
+
+    def draw(self) -> int:
+        """Take the next batch, into the same place as the last of its size: a captured step reads it from there.
+
+        How many images it has.
+        """
+        batch = next(self._rounds)
+        size = len(batch.images)
+        if size not in self._places:
+            there = batch.positions.to(batch.images.device)
+            self._places[size] = Batch(batch.images.clone(), batch.labels, there.clone())
+        self._drawn = self._places[size]
+        self._drawn.images.copy_(batch.images)
+        self._drawn.positions.copy_(batch.positions)
+        return size
 
     def _divergence(self, batch: Batch) -> Tensor:
         original = self._original[batch.positions.to(self._original.device)]
@@ -41,12 +61,20 @@ class FunctionAnchor:
 
     @torch.no_grad()
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:  # noqa: ARG002
-        """Mean KL(p_θ₀ ‖ p_θ) over all kept images."""
-        return torch.cat([self._divergence(batch) for batch in self._batches(None)]).mean()
+        """Mean KL(p_θ₀ ‖ p_θ) over the kept images, or the first of them where there are many."""
+        found: list[Tensor] = []
+        for batch in self._batches(None):
+            found.append(self._divergence(batch))
+            if sum(map(len, found)) >= MEASURED:
+                break
+        return torch.cat(found).mean()
 
     def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
-        """Its gradient on the next batch."""
-        divergence = self._divergence(next(self._rounds)).mean()
+        """Its gradient on the batch that was drawn."""
+        if self._drawn is None:
+            self.draw()
+        assert self._drawn is not None
+        divergence = self._divergence(self._drawn).mean()
         found = torch.autograd.grad(divergence, list(parameters), allow_unused=True)
         return [
             torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, found, strict=True)

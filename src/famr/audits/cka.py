@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from famr.audits.features import PENULTIMATE, block_layers, layer_features
+from famr.data import Images
 from famr.errors import DataError
+from famr.models import Classifier
 
 
 def linear_cka(first: Tensor, second: Tensor) -> float:
@@ -36,3 +39,22 @@ def linear_cka(first: Tensor, second: Tensor) -> float:
 def layer_cka(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, float]:
     """CKA of each layer that both have, in the order of the first."""
     return {layer: linear_cka(features, second[layer]) for layer, features in first.items() if layer in second}
+
+
+def cka_to_others(
+    model: Classifier,
+    others: Mapping[str, Classifier],
+    sets: Mapping[str, Images],
+    device: torch.device,
+    layers: Sequence[str] | None = None,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """CKA to each other model, by the name of the other, the set of images and the layer; by default of each block."""
+    names = (*block_layers(model), PENULTIMATE) if layers is None else tuple(layers)
+    alike: dict[str, dict[str, dict[str, float]]] = {name: {} for name in others}
+    for set_name, images in sets.items() if others and names else ():
+        ours = layer_features(model, images, device, names)
+        for name, other in others.items():
+            there = {layer for layer, _ in other.module.named_modules()} | {PENULTIMATE}
+            theirs = layer_features(other, images, device, [layer for layer in names if layer in there])
+            alike[name][set_name] = layer_cka(ours, theirs)
+    return alike

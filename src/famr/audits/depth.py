@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.audits.cka import layer_cka
-from famr.audits.features import PENULTIMATE, block_layers, layer_features
+from famr.audits.cka import cka_to_others
+from famr.audits.features import PENULTIMATE, layer_features
 from famr.audits.head_check import best_bias, head_of, with_head_of
 from famr.audits.probes import few_of_each, neighbour_answers, probe_answers, prototype_head
 from famr.batches import order
 from famr.data import Images
 from famr.devices import pick_device
 from famr.errors import RequestError
-from famr.evaluation import answers
+from famr.evaluation import Answers, answers
 from famr.labels import require_same_labels
 from famr.metrics.forgetting import correct
 from famr.models import Classifier
@@ -140,13 +140,16 @@ def depth_of(
         known = torch.cat([taught, layer_features(model, kept, place)[PENULTIMATE]])
         labels = torch.cat([lessons.targets, kept.targets])
         probe, neighbours = attack(probe_answers, known, labels), attack(neighbour_answers, known, labels)
+    said = answers(model, asked, place)
+    kept_said = None if splits.test is None else answers(model, splits.test, place)
     turned_up = None
-    if splits.test is not None:
-        own = [answers(model, images, place) for images in (asked, splits.test)]
-        found = best_bias(own[0].logits, asked.targets, own[1].logits, splits.test.targets, classes)
+    if kept_said is not None:
+        found = best_bias(said.logits, said.targets, kept_said.logits, kept_said.targets, classes)
         turned_up = Recognised(found.forget, found.retain)
+    given = {name: other for name, other in (("original", original), ("retrained", retrained)) if other is not None}
+    sets = {name: images for name, images in (("forget", asked), ("retain", splits.test)) if images is not None}
     return Depth(
-        as_it_is=_recognised(model, asked, splits.test, place),
+        as_it_is=_marked(said, kept_said),
         probe=probe,
         neighbours=neighbours,
         prototype=attack(by_prototype, taught, lessons.targets),
@@ -157,7 +160,7 @@ def depth_of(
         original_bias=None
         if original is None
         else _recognised(with_head_of(model, original, bias_only=True), asked, splits.test, place),
-        cka=_alike(model, {"original": original, "retrained": retrained}, asked, splits.test, layers, place),
+        cka=cka_to_others(model, given, sets, place, layers),
         measured_on=measured_on,
         not_available=_reasons(splits, original, retrained),
     )
@@ -176,35 +179,12 @@ def _lessons(splits: Splits, count: int, seed: int) -> tuple[Images, Images, str
 
 
 def _recognised(model: Classifier, asked: Images, kept: Images | None, device: torch.device) -> Recognised:
-    """The model's own answers, marked."""
-
-    def marks(images: Images) -> Tensor:
-        found = answers(model, images, device)
-        return correct(found.logits, found.targets)
-
-    return Recognised(marks(asked), None if kept is None else marks(kept))
+    """The answers of a changed model, marked."""
+    return _marked(answers(model, asked, device), None if kept is None else answers(model, kept, device))
 
 
-def _alike(
-    model: Classifier,
-    others: dict[str, Classifier | None],
-    asked: Images,
-    kept: Images | None,
-    layers: Sequence[str] | None,
-    device: torch.device,
-) -> dict[str, dict[str, dict[str, float]]]:
-    """CKA to each other model on forgotten and on retained images, block by block."""
-    given = {name: other for name, other in others.items() if other is not None}
-    names = (*block_layers(model), PENULTIMATE) if layers is None else tuple(layers)
-    sets = {name: images for name, images in (("forget", asked), ("retain", kept)) if images is not None}
-    alike: dict[str, dict[str, dict[str, float]]] = {name: {} for name in given}
-    for set_name, images in sets.items() if given else ():
-        ours = layer_features(model, images, device, names)
-        for name, other in given.items():
-            there = {layer for layer, _ in other.module.named_modules()} | {PENULTIMATE}
-            theirs = layer_features(other, images, device, [layer for layer in names if layer in there])
-            alike[name][set_name] = layer_cka(ours, theirs)
-    return alike
+def _marked(said: Answers, kept: Answers | None) -> Recognised:
+    return Recognised(correct(said.logits, said.targets), None if kept is None else correct(kept.logits, kept.targets))
 
 
 def _reasons(splits: Splits, original: Classifier | None, retrained: Classifier | None) -> dict[str, str]:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from famr.audits.verdict import Figure
 
 RESAMPLES = 2000
+CHUNK = 200
+"""Draws that are in memory together."""
+
+
+def resampled_means(values: Tensor, seed: int = 0) -> Tensor:
+    """The mean of each draw of as many images with replacement, (draws,)."""
+    values = values.double().cpu()
+    draws = torch.Generator().manual_seed(seed)
+    chunks = (torch.randint(len(values), (CHUNK, len(values)), generator=draws) for _ in range(RESAMPLES // CHUNK))
+    return torch.cat([values[picked].mean(dim=1) for picked in chunks])
+
+
+def middle(draws: Tensor) -> tuple[float, float]:
+    """Between which values 95 % of the draws lie."""
+    low, high = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
 
 
 def mean_interval(values: Tensor, seed: int = 0) -> tuple[float, float, float]:
@@ -16,11 +34,7 @@ def mean_interval(values: Tensor, seed: int = 0) -> tuple[float, float, float]:
     >>> mean_interval(torch.ones(10))
     (1.0, 1.0, 1.0)
     """
-    values = values.double().cpu()
-    draws = torch.Generator().manual_seed(seed)
-    picked = torch.randint(len(values), (RESAMPLES, len(values)), generator=draws)
-    low, high = torch.quantile(values[picked].mean(dim=1), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return float(values.mean()), low, high
+    return float(values.double().mean()), *middle(resampled_means(values, seed))
 
 
 def mean_figure(values: Tensor, seed: int = 0) -> Figure:
@@ -37,3 +51,15 @@ def gap_figure(differences: Tensor, seed: int = 0) -> Figure:
     mean, low, high = mean_interval(differences, seed)
     nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
     return Figure(abs(mean), nearest, max(abs(low), abs(high)))
+
+
+def mean_gap_figure(differences: Sequence[Tensor], seed: int = 0) -> Figure:
+    """The mean of several |mean difference|, each over images of its own, as a figure.
+
+    >>> mean_gap_figure([torch.tensor([-0.5, -0.5]), torch.tensor([0.25])])
+    Figure(value=0.375, low=0.375, high=0.375, why_not=None)
+    """
+    value = sum(abs(float(each.double().mean())) for each in differences) / len(differences)
+    draws = [resampled_means(each, seed + place).abs() for place, each in enumerate(differences)]
+    low, high = middle(torch.stack(draws).mean(dim=0))
+    return Figure(value, min(low, value), max(high, value))

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from famr.audits.roc import Scored
+from famr.audits.roc import Roc, Scored, roc
 from famr.errors import NumericsError, RequestError
 
 Attack = Literal["online", "offline"]
@@ -71,6 +71,20 @@ def unlearned_against_retrained(unlearned: Tensor, seen: Tensor, retrained: Tens
         seen=torch.cat([seen, nothing]),
         unseen=torch.cat([torch.zeros_like(seen), ~nothing]),
     )
+
+
+def u_lira(unlearned: Tensor, retrained: Tensor, targets: Tensor, *, seed: int = 0) -> Roc:
+    """U-LiRA on logits (models, images, classes): of models that all unlearned the images, and of retrained ones.
+
+    Accuracy is at the attack's own threshold. At least three models of each kind.
+    """
+    return roc(u_lira_scored(unlearned, retrained, targets), threshold=THRESHOLD, seed=seed)
+
+
+def u_lira_scored(unlearned: Tensor, retrained: Tensor, targets: Tensor) -> Scored:
+    """Each model in turn, attacked with the others: image by image, is it one that unlearned or a retrained one?"""
+    ours, theirs = (scaled_confidence(logits, targets) for logits in (unlearned, retrained))
+    return lira_left_out(unlearned_against_retrained(ours, torch.ones(ours.shape, dtype=torch.bool), theirs))
 
 
 def normals(phi: Tensor, used: Tensor, shared: bool) -> tuple[Tensor, Tensor]:

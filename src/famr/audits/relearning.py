@@ -36,8 +36,11 @@ from famr.splits import Splits, some_of_each_class
 BACK = 0.95
 """The share of the original's accuracy at which the forgotten is back."""
 
+CHECKED = 100
+"""The most forgotten images whose accuracy is followed, step by step."""
+
 AT_MOST = 500
-"""Forgotten images whose accuracy is followed, and retained images to draw from."""
+"""Retained images to draw from, and held-out ones that are asked about at the end."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def relearning(
 
 
 def taught_and_checked(forget: Images, count: int, seed: int) -> tuple[Images, Images]:
-    """`count` images of each class to learn from, and up to `AT_MOST` others to be asked about."""
+    """`count` images of each class to learn from, and up to `CHECKED` others to be asked about."""
     taught = some_of_each_class(forget, count, seed)
     others = forget.where(~torch.isin(forget.rows, taught.rows))
     if not len(others):
@@ -138,7 +141,7 @@ def taught_and_checked(forget: Images, count: int, seed: int) -> tuple[Images, I
             f"All {len(forget)} forget images would be learned from, and none is left to be asked about.",
             fix="Let the model relearn from fewer.",
         )
-    return taught, others.take(order(len(others), seed)[:AT_MOST])
+    return taught, others.take(order(len(others), seed)[:CHECKED])
 
 
 def relearn(
@@ -162,7 +165,9 @@ def relearn(
     asked = image_batches(checked, student.prepared_by(), EVALUATION_BATCH, device)
     with repeatable(seed):
         curve = tuple(_curve(student, _mixed(forgotten, beside, seed), asked, target, lessons, device))
-    end = None if splits.test is None else accuracy_on(student, splits.test, device)
+    end = None
+    if splits.test is not None:
+        end = accuracy_on(student, splits.test.take(order(len(splits.test), seed)[:AT_MOST]), device)
     return Relearned(seed, len(taught), len(checked), target, curve, end)
 
 

@@ -78,7 +78,7 @@ def auc(scores: Tensor, member: Tensor) -> float:
     >>> auc(torch.tensor([3.0, 1.0, 1.0, 0.0]), torch.tensor([True, True, False, False]))
     0.875
     """
-    curve = _Curve(scores, member)
+    curve = Curve(scores, member)
     return curve.auc(torch.ones(len(scores), dtype=torch.double))
 
 
@@ -127,7 +127,7 @@ def roc(scored: Scored, *, threshold: float | None = None, seed: int = 0, draws:
     With fewer than about ten models of a kind the bootstrap over models is known to be too narrow.
     """
     used = scored.seen | scored.unseen
-    curve = _Curve(scored.scores[used], scored.seen[used])
+    curve = Curve(scored.scores[used], scored.seen[used])
     alone = len(scored.scores) == 1
     members, non_members = (int(kind.any(dim=0).sum()) for kind in (scored.seen, scored.unseen))  # images of each kind
     figures: dict[str, Callable[[Tensor], float]] = {}
@@ -194,7 +194,7 @@ def _drawn(kind: Tensor, generator: torch.Generator) -> Tensor:
     return weight
 
 
-class _Curve:
+class Curve:
     """The ROC of scores that may be weighted: sorted once, read off many times."""
 
     def __init__(self, scores: Tensor, member: Tensor) -> None:

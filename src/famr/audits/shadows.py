@@ -8,25 +8,23 @@ shadows extend fewer, and several processes may share a folder: each takes the n
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from famr.audits.shadow_cache import claimed, digest_of, image_digests, read_answers, write_answers
 from famr.data import Images
 from famr.data.images import joined
 from famr.devices import pick_device, repeatable
-from famr.errors import CheckpointError, NumericsError, RequestError, StorageError
+from famr.errors import CheckpointError, NumericsError, RequestError
 from famr.evaluation import answers
 from famr.models import Classifier
-from famr.models.weights import load_weights, read_weights, save_weights, share_as_umask_says
+from famr.models.weights import load_weights, read_weights, save_weights
 from famr.request import SHOWN
 from famr.runs import environment, whole_file
 from famr.train import Training, fit
@@ -134,6 +132,24 @@ def train_shadows(
     return _Work(setting, cache, method, keep_weights, device).run(seen, names, on_shadow)
 
 
+def train_whole(
+    setting: Setting,
+    count: int,
+    cache: Path,
+    *,
+    method: Method | None = None,
+    device: str | None = None,
+    on_shadow: Callable[[ShadowDone], None] | None = None,
+) -> Shadows:
+    """`count` models trained on `base` and on the whole pool; with a `method`, made to unlearn all of the pool.
+
+    The weights are kept: what was trained for one method serves the next.
+    """
+    seen = torch.ones(count, len(setting.pool), dtype=torch.bool)
+    names = [f"whole {number}" for number in range(count)]
+    return _Work(setting, cache, method, True, device).run(seen, names, on_shadow)
+
+
 def train_references(
     setting: Setting,
     count: int,
@@ -161,8 +177,8 @@ class _Work:
         self.images = setting.pool if setting.base is None else joined(setting.pool, setting.base)
         self.asked = setting.pool if setting.others is None else joined(setting.pool, setting.others)
         channels = setting.start(0).prepared_by().channels
-        self.digests = _image_digests(self.images, channels)
-        self.asked_digest = _digest(_image_digests(self.asked, channels))
+        self.digests = image_digests(self.images, channels)
+        self.asked_digest = digest_of(image_digests(self.asked, channels))
         self.by_id = sorted(range(len(self.images)), key=self.images.ids.__getitem__)
 
     def run(self, seen: Tensor, names: Sequence[str], on_shadow: Callable[[ShadowDone], None] | None) -> Shadows:
@@ -198,7 +214,7 @@ class _Work:
     def key(self, seen: Tensor, seed: int) -> str:
         """SHA-256 of what makes the trained shadow."""
         model = self.start(seed)
-        return _digest(
+        return digest_of(
             {
                 "format": FORMAT,
                 "weights": model.digest(),
@@ -217,13 +233,13 @@ class _Work:
         method = None if self.method is None else self.method.name
         forgotten = [self.digests[place] for place in seen.nonzero()[:, 0].tolist()] if self.method else None
         question = {"shadow": key, "asked": self.asked_digest, "method": method, "forget": forgotten}
-        file = self.cache / f"{_digest(question)}.answers.safetensors"
-        if (known := _read_answers(file, len(self.asked))) is not None:
+        file = self.cache / f"{digest_of(question)}.answers.safetensors"
+        if (known := read_answers(file, len(self.asked))) is not None:
             return known, True
-        with _claimed(self.cache / f"{key}.lock", wait) as mine:
+        with claimed(self.cache / f"{key}.lock", wait) as mine:
             if not mine:
                 return None, False
-            if (known := _read_answers(file, len(self.asked))) is not None:
+            if (known := read_answers(file, len(self.asked))) is not None:
                 return known, True
             model = self.trained(key, seen, seed)
             if self.method is not None:
@@ -234,7 +250,7 @@ class _Work:
             if not bool(torch.isfinite(logits).all()):
                 raise NumericsError("A shadow's answers are not all finite.", where=key, fix="Lower the learning rate.")
             facts = {"shadow": key, "method": method, "environment": environment(str(self.device))}
-            _write_answers(file, logits, facts)
+            write_answers(file, logits, facts)
             return logits, False
 
     def trained(self, key: str, seen: Tensor, seed: int) -> Classifier:
@@ -255,72 +271,3 @@ class _Work:
             with whole_file(file) as staging:
                 save_weights(model.module, staging)
         return model
-
-
-def _digest(content: Any) -> str:
-    """SHA-256 of plain values as JSON."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _image_digests(images: Images, channels: int) -> list[str]:
-    """SHA-256 of the id, class, size and pixels of each image: another picture under an old name is another image."""
-    found = []
-    for position, (id_, target) in enumerate(zip(images.ids, images.targets.tolist(), strict=True)):
-        pixels = images.pixels(position, channels).contiguous()
-        digest = hashlib.sha256(json.dumps([id_, target, *pixels.shape]).encode())
-        digest.update(pixels.numpy().tobytes())
-        found.append(digest.hexdigest())
-    return found
-
-
-def _write_answers(file: Path, logits: Tensor, facts: dict[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    facts = {**facts, "sha256": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}
-    with whole_file(file) as staging:
-        save_file({"logits": logits}, str(staging), metadata={"famr_shadow": json.dumps(facts)})
-        share_as_umask_says(staging)
-
-
-def _read_answers(file: Path, images: int) -> Tensor | None:
-    """The answers in a file; None where there are none, or where they are not what was written."""
-    from safetensors import SafetensorError, safe_open
-
-    if not file.is_file():
-        return None
-    try:
-        with safe_open(str(file), framework="pt") as stored:
-            facts = json.loads(stored.metadata()["famr_shadow"])
-            logits: Tensor = stored.get_tensor("logits")
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        return None
-    whole = facts.get("sha256") == hashlib.sha256(logits.numpy().tobytes()).hexdigest()
-    return logits if whole and len(logits) == images else None
-
-
-@contextmanager
-def _claimed(file: Path, wait: bool) -> Iterator[bool]:
-    """Whether this process is the only one at a shadow. It saves work, nothing else: files are replaced whole."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system: the same shadow may be trained twice, with one outcome
-        yield True
-        return
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle = file.open("w")
-    except OSError as error:
-        raise StorageError(
-            f"The cache cannot be written to: {error.strerror or error}.", where=str(file.parent), fix="Name another."
-        ) from error
-    with handle:  # closing it, or the end of the process, gives the lock back
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = True
-        except OSError:
-            mine = wait  # where the file system has no locks, go on without
-        try:
-            yield mine
-        finally:
-            if mine:
-                file.unlink(missing_ok=True)

@@ -10,8 +10,8 @@ quantisation is deprecated. Activations are not rounded.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,65 +21,71 @@ from famr.batches import EVALUATION_BATCH, image_batches
 from famr.data import Images
 from famr.devices import pick_device
 from famr.errors import NumericsError
-from famr.evaluation import Answers, SplitAnswers, answers_to, collect, score
-from famr.labels import require_same_labels
+from famr.evaluation import Answers, answers, collect
+from famr.metrics.forgetting import correct
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.splits import Splits
+
+CHANGES = ("int8", "bf16", "fp16", "onnx")
 
 ONNX = ("onnx", "onnxruntime", "onnxscript")
 """What the export takes; famr does not ask for these packages."""
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Accuracies of a changed model; None where the images for it were not given."""
-
-    forget_accuracy: float | None
-    forget_test_accuracy: float | None
-    retain_accuracy: float | None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Survival:
-    """The model as it is and after each change."""
+    """Which of the images a model gets right, 1 or 0 each: as it is, and after each change."""
 
-    as_it_is: Kept
-    changed: dict[str, Kept]
+    as_it_is: Tensor
+    changed: dict[str, Tensor]
     """By change: int8, bf16, fp16, onnx."""
     not_available: dict[str, str] = field(default_factory=dict)
     """Why a change could not be tried, by its name."""
 
+    def accuracy(self, change: str) -> float:
+        """After a change."""
+        return float(self.changed[change].mean())
+
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
+        """Accuracies, and of how many images."""
+        return {
+            "as_it_is": float(self.as_it_is.mean()),
+            "changed": {change: self.accuracy(change) for change in self.changed},
+            "not_available": self.not_available,
+            "images": len(self.as_it_is),
+        }
 
 
-def survival(model: Classifier, splits: Splits, *, device: str | None = None) -> Survival:
-    """Measure a model, and copies of it in int8, bf16, fp16 and ONNX, on the sets of a request."""
-    require_same_labels(model, splits)
+def survival(
+    model: Classifier, images: Images, *, changes: Sequence[str] = CHANGES, device: str | None = None
+) -> Survival:
+    """Ask a model, and copies of it in int8, bf16, fp16 and ONNX, about labelled images, such as the forget set."""
     place = pick_device(device or "auto")
-    changes: dict[str, Callable[[], Classifier]] = {
-        "int8": lambda: quantised(model),
-        "bf16": lambda: halved(model, torch.bfloat16),
-        "fp16": lambda: halved(model, torch.float16),
-    }
     changed, missing = {}, {}
-    for name, change in changes.items():
+    for change in changes:
+        if change == "onnx" and (reason := onnx_missing()):
+            missing[change] = f"not available: {reason}"
+            continue
         try:
-            changed[name] = _kept(answers_to(splits, change(), place))
+            changed[change] = _asked(model, change, images, place)
         except NumericsError as error:
-            missing[name] = f"not available: {error.what}"
-    if reason := onnx_missing():
-        missing["onnx"] = reason
-    else:
-        changed["onnx"] = _kept(_exported_answers(model, splits))
-    return Survival(_kept(answers_to(splits, model, place)), changed, missing)
+            missing[change] = f"not available: {error.what}"
+        except torch.onnx.OnnxExporterError:
+            missing[change] = "not available: the network cannot be exported"
+    return Survival(_marks(answers(model, images, place)), changed, missing)
 
 
-def _kept(said: SplitAnswers) -> Kept:
-    scores = score(said.forget, None, said.test, said.forget_test)
-    return Kept(scores.forget_accuracy, scores.forget_test_accuracy, scores.retain_accuracy)
+def _asked(model: Classifier, change: str, images: Images, device: torch.device) -> Tensor:
+    """What a changed copy gets right."""
+    if change == "onnx":
+        copy, cpu = exported(model), torch.device("cpu")  # where ONNX runtime always is
+        return _marks(collect(copy, image_batches(images, copy.prepared_by(), EVALUATION_BATCH, cpu)(None), cpu))
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return _marks(answers(halved(model, kinds[change]) if change in kinds else quantised(model), images, device))
+
+
+def _marks(said: Answers) -> Tensor:
+    return correct(said.logits, said.targets)
 
 
 def rounded(weight: Tensor, bits: int = 8) -> Tensor:
@@ -130,7 +136,7 @@ def halved(model: Classifier, dtype: torch.dtype) -> Classifier:
 def onnx_missing() -> str | None:
     """Why nothing can be exported; None where all that it takes is installed."""
     missing = next((name for name in ONNX if importlib.util.find_spec(name) is None), None)
-    return None if missing is None else f"not available: {missing} is not installed"
+    return None if missing is None else f"{missing} is not installed"
 
 
 class Exported(nn.Module):
@@ -167,14 +173,3 @@ def exported(model: Classifier) -> Classifier:
     program = torch.onnx.export(network, (two,), dynamo=True, dynamic_shapes=any_number, verbose=False)
     assert program is not None  # as no file was named
     return replace(model, module=Exported(program.model_proto.SerializeToString()))
-
-
-def _exported_answers(model: Classifier, splits: Splits) -> SplitAnswers:
-    """On the CPU, where ONNX runtime always is."""
-    copy, place = exported(model), torch.device("cpu")
-
-    def said(images: Images) -> Answers:
-        return collect(copy, image_batches(images, copy.prepared_by(), EVALUATION_BATCH, place)(None), place)
-
-    held_out = [None if images is None else said(images) for images in (splits.test, splits.forget_test)]
-    return SplitAnswers(said(splits.forget), *held_out)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from famr.audits.roc import Curve
 from famr.metrics.forgetting import entropy
 from famr.objective import at_least_float32
 
@@ -85,12 +86,12 @@ def _either_way(auc: float) -> float:
 
 def _interval(labels: np.ndarray, scores: np.ndarray, images: np.ndarray, seed: int) -> tuple[float, float]:
     """Between the 2.5th and the 97.5th percentile over draws of the images with replacement."""
-    draws, count = np.random.default_rng(seed), images.max() + 1
-    rows = [np.flatnonzero(images == image) for image in range(count)]
+    draws, count = torch.Generator().manual_seed(seed), int(images.max()) + 1
+    curve, image = Curve(torch.from_numpy(scores), torch.from_numpy(labels == 1)), torch.from_numpy(images)
     found = []
     for _ in range(RESAMPLES):
-        picked = np.concatenate([rows[image] for image in draws.integers(0, count, count)])
-        found.append(_auc(labels[picked], scores[picked]))
+        times = torch.bincount(torch.randint(count, (count,), generator=draws), minlength=count).double()
+        found.append(curve.auc(times[image]))
     low, high = np.percentile(found, [2.5, 97.5])
     return float(low), float(high)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,7 @@ class Check:
     threshold: float
     """What was fixed before the run."""
     allowed: float
-    """The same, or what retrained models differ by among themselves, if that is more."""
+    """The same, or the farthest end of what retrained models differ by among themselves, if that is more."""
     needs_retrained: bool
     figures: Mapping[str, Figure]
     verdicts: Mapping[str, Verdict]
@@ -57,10 +57,10 @@ def verdict_of(figure: Figure, allowed: float) -> Verdict:
     >>> verdict_of(Figure(0.9, 0.8, 1.0), 0.05), verdict_of(Figure.not_available("no images"), 0.05)
     ('fail', 'cannot tell')
     """
-    if figure.value is None:
+    ends = _ends(figure)
+    if ends is None:
         return "cannot tell"
-    low = figure.value if figure.low is None else figure.low
-    high = figure.value if figure.high is None else figure.high
+    low, high = ends
     if high <= allowed:
         return "pass"
     return "fail" if low > allowed else "cannot tell"
@@ -73,12 +73,25 @@ def check(
     figures: Mapping[str, Figure],
     *,
     needs_retrained: bool = True,
-    among_retrained: Sequence[float] = (),
+    among_retrained: Sequence[Figure] = (),
 ) -> Check:
-    """A gate for every model. `among_retrained`: the same figure between retrained models, one a pair or a model."""
-    allowed = max([threshold, *among_retrained])
+    """A gate for every model. `among_retrained`: the figure of each retrained model against the other ones.
+
+    Nobody has to be nearer than the farthest of them can be shown to be: with two or more, retrained models keep such
+    a gate by themselves. Whether a gate can tell at all is seen at the original.
+    """
+    ends = [end for figure in among_retrained if (end := _ends(figure)) is not None]
+    allowed = max([threshold, *(high for _, high in ends)])
     verdicts = {model: verdict_of(figure, allowed) for model, figure in figures.items()}
     return Check(name, says, threshold, allowed, needs_retrained, dict(figures), verdicts)
+
+
+def _ends(figure: Figure) -> tuple[float, float] | None:
+    """The interval, or the bare value; None where there is no figure."""
+    if figure.value is None:
+        return None
+    low = figure.value if figure.low is None else figure.low
+    return low, figure.value if figure.high is None else figure.high
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
@@ -99,6 +112,10 @@ class Audit:
     checks: tuple[Check, ...]
     subject: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """What is measured and not judged, by name; each says whether it needs a retrained model."""
+    costs: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Seconds by part: the one thing that differs when an audit is repeated."""
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -115,6 +132,8 @@ class Audit:
             "checks": [asdict(each) for each in self.checks],
             "subject": dict(self.subject),
             "notes": list(self.notes),
+            "stated": dict(self.stated),
+            "costs": dict(self.costs),
         }
 
 

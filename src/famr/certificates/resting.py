@@ -52,7 +52,7 @@ class RestingObjective:
         for batch in self.passes.forget(None):
             for part in in_parts(batch):
                 _, kl, style = self.loss.per_image(part)
-                total = combine(kl.sum(), None if style is None else style.sum(), method.alpha, method.beta or 0.0)
+                total = combine(kl.sum(), None if style is None else style.sum(), method.settled_alpha, method.beta or 0.0)
                 yield total / count
 
     def pieces(self) -> Iterator[Tensor]:

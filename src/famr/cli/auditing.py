@@ -4,33 +4,53 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from famr.audits.audit import audit
+from famr.audits.populations import Populations
 from famr.audits.verdict import Audit, read_thresholds
-from famr.cli.commands import load_reference, open_run
+from famr.audits.witness import StyleLayer
+from famr.cli.commands import OpenRun, load_reference, open_run
+from famr.cli.shadowing import Shadowing, shadows_of
 from famr.errors import GateError
 from famr.runs import add_to_run
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where to find what a run does not hold itself."""
+
+    original: str | None = None
+    data: str | None = None
+    data_root: str | None = None
 
 
 def run_audit(
     run: Path,
     retrained: Sequence[str],
-    original: str | None,
-    data: str | None,
-    data_root: str | None,
+    places: Places,
     thresholds: Path | None,
+    shadowing: Shadowing | None,
+    quick: bool,
     seed: int,
     device: str,
 ) -> Audit:
     """Audit a finished run from its records, and put the outcome into its folder."""
     limits = None if thresholds is None else read_thresholds(thresholds)
-    opened = open_run(run, original, data, data_root)
+    opened = open_run(run, places.original, places.data, places.data_root)
+    references = [load_reference(place, opened.model, opened.request) for place in retrained]
+    shadows: Populations | None = None
+    if shadowing is not None:
+        shadows = shadows_of(opened, shadowing, places.original, seed, device)
     found = audit(
         opened.model,
         opened.splits,
         original=opened.original,
-        retrained=[load_reference(place, opened.model, opened.request) for place in retrained],
+        retrained=references,
+        shadows=shadows,
+        style=style_layer(opened),
+        quick=quick,
         thresholds=limits,
         seed=seed,
         device=device,
@@ -38,6 +58,14 @@ def run_audit(
     content = json.dumps(found.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     add_to_run(run, {"unlearning/audit.json": content})
     return found
+
+
+def style_layer(opened: OpenRun) -> StyleLayer | None:
+    """The layer in which a style was forgotten; None for other requests."""
+    method = opened.record["method"]
+    if opened.request.style is None or method.get("style_layer") is None:
+        return None
+    return StyleLayer(method["style_layer"], method["style_channels_last"])
 
 
 def require_pass(found: Audit) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from famr.cli.printing import progress, say
 from famr.data import Data, open_data
 from famr.data.images import UNKNOWN
-from famr.defaults import enough_epochs
+from famr.defaults import settle
 from famr.devices import pick_device
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.evaluation import Scores, accuracy_on, compare
@@ -20,6 +20,7 @@ from famr.method import FAMR
 from famr.models import Classifier, load_model, new_model
 from famr.request import Request
 from famr.runs import check_output, earlier_runs, read_unlearning, save_trained, save_unlearned, whole_file
+from famr.setting import what_is_at_hand
 from famr.sketch import Sketch, take_sketch
 from famr.splits import Earlier, Splits, forget_only, split
 from famr.train import Training, fit
@@ -114,15 +115,17 @@ def run_forget(
     original, splits = splits_for(original, request, data_facts, earlier_runs(Path(model)))
     reference = load_reference(retrained, original, request) if retrained else None
     neutral = open_data(style_target, whole=True).everything() if style_target else None
+    stored = None if sketch is None else Sketch.load(sketch)
     batches = -(-len(splits.forget) // method.batch_size)
-    steps = (method.epochs or enough_epochs(batches)) * batches
+    settled, _ = settle(method, what_is_at_hand(splits, False, stored, batches))
+    steps = settled.settled_epochs * batches
     with progress(steps, f"forgetting {request.describe()}", quiet) as on_event:
         result = forget(
             original,
             splits,
             method,
             style_target=neutral,
-            sketch=None if sketch is None else Sketch.load(sketch),
+            sketch=stored,
             seed=seed,
             device=place,
             track_retain=track_retain,

@@ -97,7 +97,7 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> St
 
     def forgotten_by(method: FAMR, title: str, model: Classifier) -> Unlearned:
         batches = -(-len(splits.forget) // method.batch_size)
-        steps = (method.epochs or enough_epochs(batches)) * batches
+        steps = (method.epochs or enough_epochs(batches, "natural")) * batches
         with progress(steps, title, quiet) as on_event:
             return forget(model, splits, method, seed=seed, device="cpu", on_event=on_event)
 

@@ -88,14 +88,27 @@ def audit(
     data: MovedData = None,
     data_root: opt.DataRoot = None,
     thresholds: Annotated[Path | None, typer.Option(help="A JSON file of thresholds, fixed before the run.")] = None,
+    shadows: Annotated[int | None, typer.Option(help="Shadow models to train in all, for LiRA and U-LiRA.")] = None,
+    shadow_start: Annotated[
+        str | None, typer.Option(help="What their training starts from: scratch, or the checkpoint once fine-tuned.")
+    ] = None,
+    shadow_cache: Annotated[Path | None, typer.Option(help="Where they are kept; default RUN.shadows.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out relearning, rounding, export and CKA.")] = False,
     seed: opt.Seed = 0,
     device: opt.Device = "auto",
     as_json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Attack a run as a hostile reader would; exit code 7 where a gate fails. Written into the run folder."""
-    from famr.cli.auditing import require_pass, run_audit
+    from famr.cli.auditing import Places, require_pass, run_audit
+    from famr.cli.shadowing import Shadowing
 
-    found = run_audit(run, retrained or [], original, data, data_root, thresholds, seed, device)
+    shadowing = None
+    if shadows is not None:
+        cache = shadow_cache or Path(f"{run}.shadows")
+        shadowing = Shadowing(shadows, shadow_start, cache, quiet or as_json)
+    places = Places(original, data, data_root)
+    found = run_audit(run, retrained or [], places, thresholds, shadowing, quick, seed, device)
     if as_json:
         print_json(found.to_json())
     else:

@@ -11,7 +11,7 @@ from typing import Annotated, TextIO
 import typer
 
 from famr._version import __version__
-from famr.cli import evidence
+from famr.cli import evidence, exporting, reporting, requests, signing
 from famr.cli import options as opt
 from famr.cli.printing import print_error, print_json, print_scores, say
 from famr.errors import FamrError, RequestError
@@ -295,9 +295,9 @@ def sketch(
         print(f"{report['images']} images, {report['layers']} layers: {report['output']}")
 
 
-app.command()(evidence.evaluate)
-app.command()(evidence.certify)
-app.command()(evidence.audit)
+for one in (evidence.evaluate, evidence.certify, evidence.audit, *signing.COMMANDS, exporting.export, reporting.report):
+    app.command()(one)
+app.add_typer(requests.app)
 
 
 @app.command()

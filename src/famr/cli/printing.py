@@ -8,21 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from famr.report.escaping import visible as visible
 from famr.tables import COLUMNS, NOT_AVAILABLE, in_percent
 
 if TYPE_CHECKING:
     from famr.audits.verdict import Audit
     from famr.errors import FamrError
     from famr.evaluation import Scores
-
-
-def visible(text: str) -> str:
-    """User text without control characters, so that it cannot steer the terminal.
-
-    >>> visible("a\\x1b[2Jb")
-    'a\\\\x1b[2Jb'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(text: str) -> None:

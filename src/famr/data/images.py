@@ -43,6 +43,14 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     return image
 
 
+class Shelf:
+    """Images of one size side by side on a device, one place a row of the source; places are filled when asked for."""
+
+    def __init__(self, places: int, like: Tensor, device: torch.device) -> None:
+        self.pixels = torch.empty((places, *like.shape), dtype=torch.uint8, device=device)
+        self.filled = torch.zeros(places, dtype=torch.bool)
+
+
 class PixelCache:
     """Decoded pixels, kept as long as they fit; what does not fit is decoded again each time."""
 
@@ -50,6 +58,8 @@ class PixelCache:
         self._budget = _quarter_of_memory() if budget is None else budget
         self._pixels: dict[tuple[int, int], Tensor] = {}
         self._lock = threading.Lock()
+        self.shelves: dict[tuple[int, str], Shelf] = {}
+        """By channels and device."""
 
     def get(self, row: int, channels: int) -> Tensor | None:
         """The pixels of a row, if they are kept."""

@@ -1,1 +1,1 @@
-"""What people look at: figures."""
+"""What people look at: the report of a run, and figures."""

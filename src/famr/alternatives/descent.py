@@ -1,0 +1,112 @@
+"""Gradient steps as the alternatives take them: how many, how long, and with which optimiser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from famr.alternatives.alternative import Row
+from famr.alternatives.work import Work
+from famr.augmentation import Augmentation
+from famr.errors import NumericsError, RequestError
+from famr.optimise import trainable
+
+Stepper = Literal["sgd", "adam"]
+Schedule = Literal["cosine", "constant"]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """SGD with momentum, or Adam. An epoch is a pass over the retained images, or over the forget set where a method
+    uses nothing else."""
+
+    epochs: int
+    learning_rate: float
+    batch_size: int = 256
+    optimiser: Stepper = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: Schedule = "cosine"
+    """`cosine` falls to zero at the last step. The papers rarely name one; this keeps more than a constant rate."""
+    augmentation: Augmentation | None = None
+    """Random views of the images, as the original was trained with; None: the images as they are."""
+
+    def __post_init__(self) -> None:
+        for name, holds, must in (
+            ("epochs", isinstance(self.epochs, int) and self.epochs >= 1, "a whole number, at least 1"),
+            ("learning_rate", 0 < self.learning_rate < math.inf, "above 0"),
+            ("batch_size", isinstance(self.batch_size, int) and self.batch_size >= 1, "a whole number, at least 1"),
+            ("optimiser", self.optimiser in get_args(Stepper), "sgd or adam"),
+            ("momentum", 0 <= self.momentum < 1, "from 0 to 1"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0"),
+            ("schedule", self.schedule in get_args(Schedule), "cosine or constant"),
+        ):
+            if not holds:
+                raise RequestError(f"`{name}` must be {must}, got {getattr(self, name)!r}.", where="Steps")
+
+
+def rate_factor(step: int, count: int, schedule: Schedule) -> float:
+    """The share of the learning rate at a step of `count`.
+
+    >>> [round(rate_factor(step, 4, "cosine"), 3) for step in range(4)]
+    [1.0, 0.854, 0.5, 0.146]
+    """
+    return 1.0 if schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / count))
+
+
+class Descent:
+    """Takes steps down a loss, and notes how it went; `after` is called when each step is done."""
+
+    def __init__(
+        self,
+        work: Work,
+        steps: Steps,
+        count: int,
+        parameters: Sequence[Tensor] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self._work, self._steps, self._count = work, steps, count
+        self._parameters = list(trainable(work.model.module) if parameters is None else parameters)
+        self._after = after
+        self._losses: list[Tensor] = []
+        self.taken = 0
+        self.slowed = 1.0
+        """A factor on the learning rate, for methods with a schedule of their own."""
+        if steps.optimiser == "adam":
+            self._optimiser: torch.optim.Optimizer = torch.optim.Adam(
+                self._parameters, lr=steps.learning_rate, weight_decay=steps.weight_decay
+            )
+        else:
+            self._optimiser = torch.optim.SGD(
+                self._parameters, lr=steps.learning_rate, momentum=steps.momentum, weight_decay=steps.weight_decay
+            )
+
+    def step(self, loss: Tensor) -> None:
+        """θ ← θ − η∇L, in the way of the optimiser."""
+        for group in self._optimiser.param_groups:
+            factor = rate_factor(self.taken, self._count, self._steps.schedule)
+            group["lr"] = self._steps.learning_rate * factor * self.slowed
+        self._optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimiser.step()
+        if self._after is not None:
+            self._after()
+        self._losses.append(loss.detach())
+        self.taken += 1
+
+    def end_of(self, phase: str) -> None:
+        """Note a finished pass; an error where a loss or a weight is no longer a number."""
+        mean = float(torch.stack(self._losses).mean())
+        self._losses.clear()
+        if not math.isfinite(mean) or not all(bool(torch.isfinite(p).all()) for p in self._parameters):
+            raise NumericsError(
+                "The loss or a weight is no longer a finite number.",
+                where=f"{phase}, step {self.taken}",
+                fix="Lower the learning rate. The original is unchanged.",
+            )
+        self._work.history.append(Row(phase, self.taken, mean, self._work.meter.seconds))

@@ -1,0 +1,71 @@
+"""FAMR behind the same call, so that a bench compares it like any other method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+
+from famr.alternatives.alternative import Alternative, Made, Meter, Row
+from famr.devices import Precision
+from famr.method import FAMR
+from famr.models import Classifier
+from famr.request import Kind
+from famr.splits import Splits
+from famr.unlearning import Unlearned, forget
+
+
+@dataclass(frozen=True)
+class Ours(Alternative):
+    """`famr.forget` with a method of one's choice. The seconds are those of the whole call, images loaded and history
+    measured included; `facts` has the seconds of its steps alone."""
+
+    method: FAMR = field(default_factory=FAMR)
+
+    name: ClassVar[str] = "FAMR"
+    paper: ClassVar[str] = "FAMR"
+    needs_retain: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
+
+    def serves(self, kind: Kind) -> str | None:
+        """Styles only with a style loss."""
+        if kind == "style" and not self.method.forgets_style:
+            return "a style needs β > 0 and a style layer"
+        return None
+
+    def trials(self) -> Iterator[Self]:
+        """Itself alone: it chooses its own strength."""
+        yield self
+
+    def to_json(self) -> dict[str, Any]:
+        """Its name and its numbers, as plain values."""
+        return {"name": self.name, **self.method.to_json()}
+
+    def made(self, original: Classifier, splits: Splits, seed: int, device: torch.device, precision: Precision) -> Made:
+        """Run Alg. 1, or what the method makes of it."""
+        method = replace(self.method, precision=self.method.precision or precision)
+        with Meter(device) as meter:
+            result = forget(original, splits, method, seed=seed, device=str(device), track_retain=False)
+        facts = {
+            "seconds_of_steps": result.seconds,
+            "why": result.why,
+            "tries": max(1, len(result.trials)),
+            "drift": result.drift,
+        }
+        history = tuple(
+            Row(f"epoch {row.epoch}", row.step, row.loss_total, row.seconds) for row in result.history if row.epoch
+        )
+        return Made(result.model, meter.seconds, image_passes(result, splits), meter.peak_memory, history, facts)
+
+
+def image_passes(result: Unlearned, splits: Splits) -> int:
+    """Images through the network: target, curvature, steps and held answers of every try; measuring is not counted."""
+    method, last = result.method, result.history[-1]
+    a_try = (last.epoch + 1) * len(splits.forget)
+    if method.anchor != "l2" and splits.retain is not None:
+        a_try += min(method.fisher_images, len(splits.retain)) * (2 if method.anchor == "kfac" else 1)
+    if method.function_strength:
+        a_try += last.step * method.batch_size
+    return a_try * max(1, len(result.trials))

@@ -1,0 +1,48 @@
+"""When an answer is due: one month after the request was received [GDPR, Art. 12(3)]."""
+
+from __future__ import annotations
+
+import calendar
+from datetime import UTC, date, datetime
+
+from famr.errors import RequestError
+
+
+def today() -> date:
+    """The day it is, in UTC."""
+    return datetime.now(UTC).date()
+
+
+def one_month_after(day: date) -> date:
+    """The same day of the next month, or that month's last.
+
+    >>> str(one_month_after(date(2026, 1, 31))), str(one_month_after(date(2026, 12, 5)))
+    ('2026-02-28', '2027-01-05')
+    """
+    year, month = (day.year + 1, 1) if day.month == 12 else (day.year, day.month + 1)
+    return date(year, month, min(day.day, calendar.monthrange(year, month)[1]))
+
+
+def read_date(text: str, option: str) -> date:
+    """A day as YYYY-MM-DD.
+
+    >>> read_date("2026-03-01", "--received")
+    datetime.date(2026, 3, 1)
+    """
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise RequestError(f"{option} takes a date, got {text!r}.", fix=f"{option} 2026-03-01") from error
+
+
+def due(deadline: date, day: date) -> str:
+    """How much time is left.
+
+    >>> due(date(2026, 3, 2), date(2026, 3, 1)), due(date(2026, 3, 2), date(2026, 3, 5))
+    ('1 day left', '3 days late')
+    """
+    left = (deadline - day).days
+    if left == 0:
+        return "due today"
+    count = abs(left)
+    return f"{count} day{'' if count == 1 else 's'} {'left' if left > 0 else 'late'}"

@@ -1,0 +1,1 @@
+"""Export: the unlearned model as ONNX or `torch.export`, on request without the forgotten class, measured again."""
