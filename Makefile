@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check fmt lock tables clean
+.PHONY: demo test check fmt lock tables faults fuzz audit sbom clean
 
 demo: $(INSTALLED)            ## the whole story on embedded data: train, forget, retrain, compare
 	$(BIN)/famr demo --output-dir build/demo --overwrite
@@ -11,7 +11,7 @@ demo: $(INSTALLED)            ## the whole story on embedded data: train, forget
 test: check                   ## every check, then every test
 	$(BIN)/python -m pytest
 
-check: $(INSTALLED)           ## format, lint and types
+check: $(INSTALLED) audit     ## format, lint, types, and known vulnerabilities where pip-audit is installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -22,6 +22,24 @@ fmt: $(INSTALLED)             ## rewrite the code in the project's format
 
 tables: $(INSTALLED)          ## rebuild every Markdown table and figure from the committed result files
 	$(BIN)/python -m benchmarks.tables
+
+faults: $(INSTALLED)          ## run the fault tests and write docs/faults.md from what they saw
+	$(BIN)/python tests/faults.py
+
+fuzz: $(INSTALLED)            ## each fuzzer for a minute, from its corpus; needs atheris (Linux): uv pip install atheris
+	$(BIN)/python -m fuzz.run --seconds 60
+
+audit: $(INSTALLED)           ## known vulnerabilities in the locked packages; says so where it cannot run
+	@if ! test -x $(BIN)/pip-audit; then echo "pip-audit: not run, as it is not installed (uv pip install pip-audit)"; \
+	elif $(BIN)/pip-audit --require-hashes --disable-pip -r requirements.lock > .venv/pip-audit.log 2>&1; \
+	then tail -1 .venv/pip-audit.log; \
+	elif grep -qiE "connection|resolve|timed out" .venv/pip-audit.log; then echo "pip-audit: not run, as there is no network"; \
+	else cat .venv/pip-audit.log; exit 1; fi
+
+sbom: $(INSTALLED)            ## build/sbom.json: every installed package in CycloneDX's format
+	mkdir -p build
+	$(BIN)/uv tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py environment --output-reproducible \
+	  --pyproject pyproject.toml --output-file build/sbom.json $(BIN)/python
 
 lock: $(INSTALLED)            ## resolve the dependencies anew: pinned, hashed, without index addresses
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -56,10 +56,10 @@ PENALISED = replace(  # Eq. (1) with a better target and Adam: the anchor is a p
     function_images=20,
 )
 STRENGTHS: dict[Metric | Literal["function"], tuple[float, ...]] = {
-    "l2": (0.1, 1, 10, 100),
+    "l2": (0.1, 10, 100, 1000),
     "fisher": (1e3, 1e4, 1e5, 1e6),
-    "kfac": (1, 10, 100, 1000),
-    "function": (0.1, 1, 10, 100),
+    "kfac": (10, 1e3, 1e4, 1e5),
+    "function": (1, 10, 100, 1000),
 }
 
 

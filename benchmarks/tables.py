@@ -1,18 +1,19 @@
 """Markdown tables from the committed result files, and from nothing else: `make tables`.
 
-Each `results/NAME.json` gets a `results/NAME.md` beside it.
+Each `results/NAME.json` gets a `results/NAME.md` beside it; docs/benchmarks.md is made of all of them.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from scipy import stats
 
+from benchmarks.audit_tables import audit_page, draw_audit
 from benchmarks.certificate_tables import (
     certified_head_page,
     deviation_page,
@@ -21,18 +22,32 @@ from benchmarks.certificate_tables import (
     markdown,
     sisa_page,
 )
+from benchmarks.fault_tables import kills_page
 from benchmarks.frontier_figure import draw_frontier
+from benchmarks.overview import bench_page, overview
+from benchmarks.speed_tables import draw_if_any, speed_markdown
+from famr.bench import paper_figures
 from famr.request import Request
 from famr.tables import COLUMNS, in_percent
 
 RESULTS = Path(__file__).parent / "results"
-OTHER_PAGES = {
+DOCUMENT = RESULTS.parents[1] / "docs/benchmarks.md"
+OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
+    "methods": bench_page,
+    "paper tables": bench_page,
     "influence_sign": influence_page,
     "sisa": sisa_page,
     "certified_head": certified_head_page,
     "certificates": deviation_page,
+    "audit": audit_page,
+    "kills": kills_page,
+    "speed": speed_markdown,
 }
-FIGURES = {"frontier-cifar100-vit_tiny": draw_frontier, "influence_sign-digits": draw_signs}
+FIGURES = {
+    "audit-cifar100-vit_tiny": draw_audit,
+    "frontier-cifar100-vit_tiny": draw_frontier,
+    "influence_sign-digits": draw_signs,
+}
 PAPER_ROWS = {
     # Sanga, Singh, Dubey 2025, Table 1, row ViT-Ti; it has no held-out column
     "paper-cifar100-vit_tiny": {
@@ -50,10 +65,23 @@ def main() -> None:
         content = json.loads(file.read_text(encoding="utf-8"))
         file.with_suffix(".md").write_text(page(file.stem, content), encoding="utf-8")
         print(f"{file.stem}.md")
+        if content["benchmark"] == "paper tables":
+            for number in paper_figures.FIGURES:
+                paper_figures.draw_figure(content, number, file.with_name(f"{file.stem}-figure-{number}.png"))
+        if content["benchmark"] == "speed":
+            draw_if_any(content, file.with_suffix(".png"))
     for stem, draw in FIGURES.items():
         if (file := RESULTS / f"{stem}.json").is_file():
             draw(json.loads(file.read_text(encoding="utf-8")), file.with_suffix(".png"))
             print(f"{stem}.png")
+    DOCUMENT.write_text(document(), encoding="utf-8")
+
+
+def document() -> str:
+    """docs/benchmarks.md from the committed result files."""
+    files = sorted(RESULTS.glob("*.json"))
+    pages = {file.stem: page(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files}
+    return overview(pages, sorted(file.name for file in RESULTS.glob("*.png")))
 
 
 def page(name: str, content: dict[str, Any]) -> str:

@@ -286,7 +286,7 @@ def test_a_run_that_fails_leaves_the_request_open_and_says_why(tmp_path: Path) -
     with open_workspace(tmp_path) as desk:
         record = find_request(desk, "R-0001")
         assert (record.status, record.note) == ("open", "The loss is not a number.")
-        assert not list((tmp_path / "runs").iterdir())
+        assert not list((tmp_path / "runs").glob("*"))
     hands.inside = lambda: None
     assert carry_out(tmp_path, hands, "R-0001").jobs == (2,)
 

@@ -96,7 +96,7 @@ def test_runs_follow_each_other_and_earlier_requests_stay_forgotten(story: Story
     for place in (first, second):
         check_complete(place)
     record = json.loads((second / "unlearning/run.json").read_text(encoding="utf-8"))
-    assert Path(record["original"]["model"]) == first
+    assert record["original"]["model"] == "{run}/../run-0001"
     described = json.loads((second / "unlearning/requests.json").read_text(encoding="utf-8"))
     assert described["lineage"]["drift_at_most"] == pytest.approx(record["drift_of_all_runs_at_most"])
     assert described["requests"][0]["not_found"] == 5

@@ -228,6 +228,9 @@ def test_bad_settings_fail_when_they_are_given(name: str, value: object) -> None
 def test_an_unknown_setting_is_named() -> None:
     with pytest.raises(RequestError, match="strenght"):
         famr.FAMR.from_json({"strenght": 1})
+    for wrong in ([], {"a": 1}, "much"):
+        with pytest.raises(RequestError):
+            famr.FAMR.from_json({"beta": wrong})
 
 
 def test_a_network_without_trainable_parameters_is_refused() -> None:

@@ -62,6 +62,18 @@ def test_what_was_forgotten_before_cannot_be_forgotten_again(digits: Data) -> No
         after_three(digits, second="3")
 
 
+def test_samples_that_were_forgotten_before_hold_nothing_any_more(digits: Data) -> None:
+    gone = digits.train.ids[4:7]
+    splits = famr.split(digits, famr.Request(classes=["3"]), [Earlier(famr.Request(samples=gone), (), 0.1)])
+    assert splits.retain is not None
+    assert not set(gone) & {*splits.retain.ids, *splits.forget.ids}
+    assert [images.ids for images in splits.earlier_images if images is not None] == [gone]
+    by_position = [Earlier(famr.Request(samples=[4]), (), 0.1)]  # which may be another image by now
+    whole = famr.split(digits, famr.Request(classes=["3"]), by_position)
+    assert whole.retain is not None
+    assert len(whole.retain) + len(whole.forget) == len(digits.train)
+
+
 def test_earlier_runs_come_back_from_json() -> None:
     for request in (famr.Request(concept=("parity", "odd")), famr.Request(samples=["a", 4])):
         run = Earlier(request, ("1", "3"), 0.25)

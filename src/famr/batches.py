@@ -15,12 +15,13 @@ from famr.data import Images
 from famr.data.images import Shelf
 from famr.errors import RequestError
 from famr.preprocessing import Preprocessing
+from famr.ranks import ALONE, Ranks
 
 
 class Batch(NamedTuple):
     """Some images of a set, and where in the set they stand."""
 
-    images: Tensor  # (batch, channels, height, width), as the model takes them
+    images: Tensor  # (batch, channels, height, width), as the model takes them; of several ranks, this one's share
     labels: Tensor  # (batch,) class indices
     positions: Tensor  # (batch,) places in the set, on the CPU
 
@@ -43,7 +44,9 @@ def order(count: int, seed: int | None) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
-def image_batches(images: Images, preprocessing: Preprocessing, batch_size: int, device: torch.device) -> Batches:
+def image_batches(
+    images: Images, preprocessing: Preprocessing, batch_size: int, device: torch.device, ranks: Ranks = ALONE
+) -> Batches:
     """Passes over stored images, prepared for a model; small images are brought to a GPU once."""
     held: list[Tensor | None] = []
 
@@ -53,10 +56,10 @@ def image_batches(images: Images, preprocessing: Preprocessing, batch_size: int,
         if held[0] is not None:
             targets = images.targets.to(device)
             for positions in torch.split(order(len(images), seed), batch_size):
-                there = positions.to(device)
-                yield Batch(preprocessing.normalise(preprocessing.fit(held[0][there])), targets[there], positions)
+                mine = held[0][ranks.share(positions).to(device)]
+                yield Batch(preprocessing.normalise(preprocessing.fit(mine)), targets[positions.to(device)], positions)
             return
-        for pixels, labels, positions in pixel_batches(images, preprocessing, batch_size, device, seed):
+        for pixels, labels, positions in pixel_batches(images, preprocessing, batch_size, device, seed, ranks):
             yield Batch(preprocessing.normalise(pixels), labels, positions)
 
     return one_pass
@@ -68,6 +71,7 @@ def pixel_batches(
     batch_size: int,
     device: torch.device,
     seed: int | None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Batch]:
     """One pass as uint8 pixels of the model's size, on the device."""
     targets = images.targets
@@ -75,7 +79,7 @@ def pixel_batches(
     pending: deque[tuple[Tensor, Future[tuple[Tensor, bool]]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         for positions in torch.split(order(len(images), seed), batch_size):
-            pending.append((positions, pool.submit(_load, images, preprocessing, positions)))
+            pending.append((positions, pool.submit(_load, images, preprocessing, ranks.share(positions))))
             if len(pending) > workers:
                 yield _finish(pending.popleft(), preprocessing, targets, device)
         while pending:
@@ -107,7 +111,7 @@ def _finish(
     return Batch(pixels if fitted else preprocessing.fit(pixels), targets[positions].to(device), positions)
 
 
-def loader_batches(loader: Iterable[LabelledImages], device: torch.device) -> Batches:
+def loader_batches(loader: Iterable[LabelledImages], device: torch.device, ranks: Ranks = ALONE) -> Batches:
     """Passes over somebody else's batches of (images, labels): taken once, kept, their order drawn for each pass."""
     kept: list[Batch] = []
     for batch in loader:
@@ -120,7 +124,9 @@ def loader_batches(loader: Iterable[LabelledImages], device: torch.device) -> Ba
         images, labels = batch
         if len(images):
             first = sum(len(earlier.labels) for earlier in kept)
-            kept.append(Batch(images.to(device), labels.to(device), torch.arange(first, first + len(images))))
+            there = torch.arange(first, first + len(images))
+            mine = images[ranks.share(there) - first] if ranks.size > 1 else images
+            kept.append(Batch(mine.to(device), labels.to(device), there))
     if not kept:
         raise RequestError("The forget set is empty.", where="forget=", fix="Pass at least one (images, labels) batch.")
     return lambda seed: (kept[position] for position in order(len(kept), seed).tolist())

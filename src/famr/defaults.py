@@ -34,19 +34,21 @@ class AtHand:
     """Retained images of the smallest of them."""
     cuda: bool = False
     """Whether the network runs on a CUDA device."""
+    sharded: bool = False
+    """Whether its weights lie in parts on several ranks."""
 
 
 def enough_epochs(batches: int, optimiser: Optimiser, style: bool = False) -> int:
-    """Passes over the forget set: small sets are seen more often, for about 48 natural steps, or 160 of another kind.
+    """Passes over the forget set: small sets are seen more often, for about 48 natural steps, or 100 of another kind.
 
     >>> [enough_epochs(batches, "natural") for batches in (1, 4, 40)]
     [48, 12, 2]
     >>> [enough_epochs(batches, "adam") for batches in (1, 4, 40)]
-    [160, 40, 8]
+    [100, 25, 8]
     """
     if optimiser == "natural":
         return max(2, -(-48 // batches))
-    return max(STYLE_EPOCHS if style else 8, -(-160 // batches))
+    return max(STYLE_EPOCHS if style else 8, -(-100 // batches))
 
 
 def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
@@ -97,6 +99,8 @@ def _target(at_hand: AtHand) -> tuple[Target, str]:
 
 
 def _anchor(at_hand: AtHand, natural: bool) -> tuple[Metric, str]:
+    if at_hand.sharded:
+        return "l2", "the weights are divided among the processes"
     if at_hand.sketch:
         return "kfac", "from the sketch"
     if not at_hand.retained:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from famr.errors import CheckpointError
 
@@ -43,15 +43,31 @@ def check_complete(folder: Path) -> None:
     seal = folder / COMPLETE
     if not seal.is_file():
         return
-    try:
-        sealed: dict[str, str] = json.loads(seal.read_text(encoding="utf-8"))["files"]
-    except (ValueError, KeyError) as error:
-        raise CheckpointError("COMPLETE.json is damaged.", where=str(seal), fix="Restore the folder.") from error
-    for name, digest in sealed.items():
+    for name, digest in _read_seal(seal).items():
         path = folder / name
-        if not path.is_file() or file_digest(path) != digest:
+        if path.is_symlink() or not path.is_file() or file_digest(path) != digest:
             raise CheckpointError(
                 f"A file of the run {'was changed' if path.is_file() else 'is missing'} since it was finished.",
                 where=str(path),
                 fix="Restore the folder from a copy, or make the run again.",
             )
+
+
+def _read_seal(seal: Path) -> dict[str, str]:
+    """The sealed names with their digests; one that leads out of the folder is damage, too."""
+    try:
+        sealed = dict(json.loads(seal.read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(seal) from error
+    if not all(_inside(name) and isinstance(digest, str) for name, digest in sealed.items()):
+        raise _damaged(seal)
+    return sealed
+
+
+def _damaged(seal: Path) -> CheckpointError:
+    return CheckpointError("COMPLETE.json is damaged.", where=str(seal), fix="Restore the folder.")
+
+
+def _inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(name) and "\0" not in name and not path.is_absolute() and ".." not in path.parts

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from famr.batches import EVALUATION_BATCH, Batch, image_batches
 from famr.data import Images
 from famr.data.images import UNKNOWN
-from famr.devices import Precision, autocast, pick_device
+from famr.devices import Precision, autocast
 from famr.errors import CheckpointError, DataError
 from famr.labels import require_same_labels
 from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
@@ -21,6 +21,7 @@ from famr.metrics.retraining import gap, js_divergence
 from famr.models import Classifier
 from famr.models.classifier import evaluating
 from famr.objective import at_least_float32
+from famr.ranks import ALONE, Ranks
 from famr.splits import Splits
 from famr.tables import COLUMNS
 
@@ -101,6 +102,7 @@ def compare(
     *,
     device: str | None = None,
     precision: Precision = "fp32",
+    ranks: Ranks = ALONE,
 ) -> Scores:
     """The five metrics of up to three models on the same images."""
     for name, model in (("original", original), ("retrained", retrained)):
@@ -111,15 +113,15 @@ def compare(
                 fix="Compare models that were trained on the same classes.",
             )
     require_same_labels(unlearned, splits)
-    place = pick_device(device or "auto")
+    place = ranks.place(device or "auto")
     scores = compare_answers(
-        None if original is None else answers_to(splits, original, place, precision),
-        answers_to(splits, unlearned, place, precision),
-        None if retrained is None else answers_to(splits, retrained, place, precision),
+        None if original is None else answers_to(splits, original, place, precision, ranks),
+        answers_to(splits, unlearned, place, precision, ranks),
+        None if retrained is None else answers_to(splits, retrained, place, precision, ranks),
         splits,
     )
     earlier = {
-        run.request.describe(): None if images is None else accuracy_on(unlearned, images, place)
+        run.request.describe(): None if images is None else accuracy_on(unlearned, images, place, ranks)
         for run, images in zip(splits.earlier, splits.earlier_images, strict=True)
     }
     return replace(scores, earlier=earlier)
@@ -144,12 +146,18 @@ def compare_answers(
     return Scores(scores.get("original"), scores["unlearned"], scores.get("retrained"), gaps, _reasons(splits, scores))
 
 
-def answers_to(splits: Splits, model: Classifier, device: torch.device, precision: Precision = "fp32") -> SplitAnswers:
+def answers_to(
+    splits: Splits, model: Classifier, device: torch.device, precision: Precision = "fp32", ranks: Ranks = ALONE
+) -> SplitAnswers:
     """What a model says about the forget set and the held-out sets of a request."""
+
+    def said(images: Images | None) -> Answers | None:
+        return None if images is None else answers(model, images, device, precision, ranks)
+
     return SplitAnswers(
-        forget=answers(model, splits.forget, device, precision),
-        test=None if splits.test is None else answers(model, splits.test, device, precision),
-        forget_test=None if splits.forget_test is None else answers(model, splits.forget_test, device, precision),
+        forget=answers(model, splits.forget, device, precision, ranks),
+        test=said(splits.test),
+        forget_test=said(splits.forget_test),
     )
 
 
@@ -175,28 +183,39 @@ def _accuracy(found: Answers | None) -> float | None:
     return float(correct(found.logits, found.targets).mean()) if found is not None and found.labelled else None
 
 
-def accuracy_on(model: Classifier, images: Images, device: torch.device) -> float | None:
+def accuracy_on(model: Classifier, images: Images, device: torch.device, ranks: Ranks = ALONE) -> float | None:
     """Accuracy on stored images; None where they have no labels."""
-    return _accuracy(answers(model, images, device))
+    return _accuracy(answers(model, images, device, ranks=ranks))
 
 
-def answers(model: Classifier, images: Images, device: torch.device, precision: Precision = "fp32") -> Answers:
+def answers(
+    model: Classifier, images: Images, device: torch.device, precision: Precision = "fp32", ranks: Ranks = ALONE
+) -> Answers:
     """What a model says about stored images, in their order."""
-    batches = image_batches(images, model.prepared_by(), EVALUATION_BATCH, device)
+    batches = image_batches(images, model.prepared_by(), EVALUATION_BATCH, device, ranks)
+    if ranks.sharded:
+        from famr.sharded import spread_copy
+
+        return collect(spread_copy(model, device, ranks), batches(None), device, precision, ranks)
     with placed(model.module, device):
-        return collect(model, batches(None), device, precision)
+        return collect(model, batches(None), device, precision, ranks)
 
 
 @torch.no_grad()
 def collect(
-    model: Classifier, batches: Iterable[Batch], device: torch.device, precision: Precision = "fp32"
+    model: Classifier,
+    batches: Iterable[Batch],
+    device: torch.device,
+    precision: Precision = "fp32",
+    ranks: Ranks = ALONE,
 ) -> Answers:
-    """Run a model in evaluation mode over batches that are already on its device."""
+    """Run a model in evaluation mode over batches that are already on its device; every rank gets all answers."""
     logits, targets = [], []
     with evaluating(model.module):
         for images, labels, _positions in batches:
             with autocast(device, precision):
-                logits.append(at_least_float32(model.logits(images)))
+                said = at_least_float32(model.logits(images))
+            logits.append(ranks.gather(said, len(labels)))
             targets.append(labels)
     found = Answers(torch.cat(logits).cpu(), torch.cat(targets).cpu())
     if int(found.targets.max()) >= found.logits.shape[-1]:

@@ -19,6 +19,7 @@ from famr.models import Classifier
 from famr.models.classifier import logits_of
 from famr.objective import at_least_float32, combine, gram_matrix, reduce, style_distance, target_kl, uniform_target
 from famr.probe import mean_features, probe_target
+from famr.ranks import ALONE, Ranks
 from famr.style import LayerOutput, listen, mean_gram
 from famr.targets import margins, matching_temperature, reference_target, tempered_target, without
 
@@ -33,6 +34,7 @@ class ForgetLoss:
     device: torch.device
     tap: LayerOutput | None = None
     gram_target: Tensor | None = None
+    ranks: Ranks = ALONE
 
     def __call__(self, batch: Batch) -> Tensor:
         """L_forget of a batch, with a graph."""
@@ -44,6 +46,8 @@ class ForgetLoss:
         logits, style = self.logits(batch.images), None
         if self.tap is not None and self.gram_target is not None:  # in full precision: these are sums of squares
             style = style_distance(gram_matrix(self.tap.features(len(batch.images))), self.gram_target)
+            style = self.ranks.gather(style, len(batch.labels))
+        logits = self.ranks.gather(logits, len(batch.labels))
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.device)]
         return logits, target_kl(logits, target), style
 
@@ -112,11 +116,13 @@ class Passes:
 
 
 @contextmanager
-def forget_loss(model: Classifier, method: FAMR, passes: Passes, device: torch.device) -> Iterator[ForgetLoss]:
+def forget_loss(
+    model: Classifier, method: FAMR, passes: Passes, device: torch.device, ranks: Ranks = ALONE
+) -> Iterator[ForgetLoss]:
     """L_forget for a run: its target, G_target from neutral images; τ and β settled where they were left open."""
     if not method.forgets_style:
-        method, target = _target(model, method, passes, device)
-        yield ForgetLoss(model, method, target.to(device), device)
+        method, target = _target(model, method, passes, device, ranks)
+        yield ForgetLoss(model, method, target.to(device), device, ranks=ranks)
         return
     assert method.style_layer is not None
     if passes.neutral is None:
@@ -127,25 +133,25 @@ def forget_loss(model: Classifier, method: FAMR, passes: Passes, device: torch.d
         )
     with listen(model.module, method.style_layer, method.style_channels_last) as tap:
         if method.target == "probe":
-            target = _probed(model.module, tap, passes)
+            target = _probed(model.module, tap, passes, ranks)
         else:
-            method, target = _target(model, method, passes, device)
+            method, target = _target(model, method, passes, device, ranks)
         gram_target = mean_gram(model.module, tap, passes.neutral(None))
-        loss = ForgetLoss(model, method, target.to(device), device, tap, gram_target)
+        loss = ForgetLoss(model, method, target.to(device), device, tap, gram_target, ranks)
         yield loss if method.beta is not None else _balanced(loss, passes.forget)
 
 
-def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.device) -> tuple[FAMR, Tensor]:
+def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.device, ranks: Ranks) -> tuple[FAMR, Tensor]:
     """q of each forget image, from the original's answers; and the method with its temperature filled in."""
     if method.target == "probe":
         raise RequestError("The probe target is for styles.", where="target", fix="Use masked, reference or uniform.")
-    original = collect(model, passes.forget(None), device, method.settled_precision)
+    original = collect(model, passes.forget(None), device, method.settled_precision, ranks)
     classes = original.logits.shape[-1]
     if method.target == "uniform":
         return method, uniform_target(classes)
     held_out = passes.remembered
     if passes.held_out is not None:
-        held_out = HeldOut.of(collect(model, passes.held_out(None), device, method.settled_precision))
+        held_out = HeldOut.of(collect(model, passes.held_out(None), device, method.settled_precision, ranks))
     if method.target in ("reference", "tempered") and passes.forgets_classes:
         raise RequestError(
             f"The {method.target} target is for samples: with it the model would still know the forgotten classes.",
@@ -185,7 +191,7 @@ def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.devic
     return replace(method, temperature=temperature), tempered_target(logits, temperature)
 
 
-def _probed(module: nn.Module, tap: LayerOutput, passes: Passes) -> Tensor:
+def _probed(module: nn.Module, tap: LayerOutput, passes: Passes, ranks: Ranks) -> Tensor:
     """q of each forget image from a classifier that saw retained images only."""
     if passes.kept is None:
         raise RequestError(
@@ -193,8 +199,8 @@ def _probed(module: nn.Module, tap: LayerOutput, passes: Passes) -> Tensor:
             where="target",
             fix="Give the whole data, or use the uniform target.",
         )
-    kept, labels = mean_features(module, tap, passes.kept(None))
-    forget, _ = mean_features(module, tap, passes.forget(None))
+    kept, labels = mean_features(module, tap, passes.kept(None), ranks)
+    forget, _ = mean_features(module, tap, passes.forget(None), ranks)
     with torch.no_grad():
         classes = logits_of(module(next(iter(passes.forget(None))).images[:1])).shape[-1]
     return probe_target(kept, labels, forget, classes)

@@ -51,7 +51,7 @@ class FAMR:
     `natural`, the paper's 1e-4 for the others."""
     epochs: int | None = None
     """Passes over the forget set. None: as many as make about 48 steps; for the others than `natural` at least eight,
-    and about 160 steps."""
+    and about 100 steps."""
     batch_size: int = 128
     """Images a step. The paper names none; with the sum of Eq. (2) a larger batch takes larger steps."""
     optimiser: Optimiser | Auto = "auto"
@@ -184,4 +184,7 @@ class FAMR:
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise RequestError(f"FAMR has no setting {', '.join(unknown)}.", fix=f"Known: {', '.join(sorted(known))}.")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except TypeError as error:  # a list or text where a number belongs
+            raise RequestError("A setting of FAMR is of the wrong kind.", where="FAMR", fix=f"{error}.") from error

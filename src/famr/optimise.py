@@ -9,8 +9,8 @@ statistics, so that nothing moves but what the gradient moves.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from famr.captured import Captured
 from famr.errors import NumericsError, RequestError
 from famr.method import FAMR
 from famr.natural import cosine, natural_step
+from famr.ranks import ALONE, Ranks, number
+from famr.resuming import optimiser_tensors, restore_optimiser
 
 WARM_UP = 0.1
 """The share of Adam's steps in which η rises."""
@@ -46,6 +48,8 @@ class Epoch:
     epoch: int
     steps: int
     seconds: float
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the loop would have to begin with to go on from here."""
 
 
 def minimise(
@@ -57,8 +61,10 @@ def minimise(
     method: FAMR,
     seed: int,
     on_step: Callable[[Step], None] | None = None,
+    begun: Epoch | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Epoch]:
-    """Run Alg. 1 on `module` in place; hand back control after each epoch."""
+    """Run Alg. 1 on `module` in place; hand back control after each epoch. `begun`: go on from the end of that one."""
     parameters = trainable(module)
     device = parameters[0].device
     rate = torch.zeros((), device=device)
@@ -69,6 +75,7 @@ def minimise(
         module.zero_grad()
         forget_loss = loss(batch)
         forget_loss.backward()  # type: ignore[no-untyped-call]  # g_forget ← ∇L_forget(θ)
+        ranks.add_up(parameters)
         if optimiser is None:
             natural_step(parameters, anchors, forget_loss, rate)
         else:
@@ -76,9 +83,11 @@ def minimise(
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
         return forget_loss.detach()
 
-    captured = Captured(step, parameters, optimiser) if device.type == "cuda" else None
-    steps, seconds, whole = 0, 0.0, method.settled_epochs * batches_per_epoch
-    for epoch in range(1, method.settled_epochs + 1):
+    captured = Captured(step, parameters, optimiser) if device.type == "cuda" and ranks.size == 1 else None
+    begun = begun or Epoch(epoch=0, steps=0, seconds=0.0)
+    _go_on(begun, parameters, optimiser, anchors)
+    steps, seconds, whole = begun.steps, begun.seconds, method.settled_epochs * batches_per_epoch
+    for epoch in range(begun.epoch + 1, method.settled_epochs + 1):
         start = time.perf_counter()
         losses: list[Tensor] = []
         for batch in batches(epoch_seed(seed, epoch)):
@@ -93,7 +102,30 @@ def minimise(
                 on_step(Step(epoch, steps))
         _require_finite(losses, parameters, epoch)  # also waits for the device
         seconds += time.perf_counter() - start
-        yield Epoch(epoch, steps, seconds)
+        yield Epoch(epoch, steps, seconds, _state(parameters, optimiser))
+
+
+def _state(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+    weights = {f"weight.{place}": parameter for place, parameter in enumerate(parameters)}
+    return {**weights, **optimiser_tensors(optimiser)}
+
+
+@torch.no_grad()
+def _go_on(
+    begun: Epoch,
+    parameters: Sequence[nn.Parameter],
+    optimiser: torch.optim.Optimizer | None,
+    anchors: Sequence[Held],
+) -> None:
+    """Put everything where it was at the end of an epoch; the anchors draw what they had drawn."""
+    if begun.state:
+        for place, parameter in enumerate(parameters):
+            parameter.copy_(begun.state[f"weight.{place}"])
+        restore_optimiser(optimiser, begun.state)
+    for anchor, _ in anchors:
+        if isinstance(anchor, FunctionAnchor):
+            for _ in range(begun.steps):
+                anchor.draw()
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -157,7 +189,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 def _require_finite(losses: Sequence[Tensor], parameters: Sequence[nn.Parameter], epoch: int) -> None:
     """Name the first step that went wrong; the caller's model is untouched, as this one is a copy."""
     finite = torch.isfinite(torch.stack(list(losses))).tolist()
-    settled = all(bool(torch.isfinite(parameter).all()) for parameter in parameters)
+    settled = all(number((~torch.isfinite(parameter)).sum()) == 0 for parameter in parameters)
     if not all(finite) or not settled:
         step = finite.index(False) + 1 if not all(finite) else len(finite)
         raise NumericsError(

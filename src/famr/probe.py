@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from famr.batches import Batch, order
 from famr.data import Images
 from famr.errors import RequestError
+from famr.ranks import ALONE, Ranks
 from famr.style import LayerOutput
 
 RIDGE = 0.1
@@ -29,12 +30,15 @@ def probe_images(retain: Images | None) -> Images | None:
 
 
 @torch.no_grad()
-def mean_features(module: nn.Module, tap: LayerOutput, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+def mean_features(
+    module: nn.Module, tap: LayerOutput, batches: Iterable[Batch], ranks: Ranks = ALONE
+) -> tuple[Tensor, Tensor]:
     """Each image's activations of the layer, averaged over positions; and the labels."""
     features, labels = [], []
     for batch in batches:
         module(batch.images)
-        features.append(tap.features(len(batch.images)).mean(dim=-1).float().cpu())
+        found = tap.features(len(batch.images)).mean(dim=-1).float()
+        features.append(ranks.gather(found, len(batch.labels)).cpu())
         labels.append(batch.labels.cpu())
     return torch.cat(features), torch.cat(labels)
 

@@ -39,6 +39,11 @@ class Request:
             if isinstance(value, str):
                 raise RequestError(f"`{name}` must be a list of names, got the text {value!r}.", fix=f"[{value!r}]")
             object.__setattr__(self, name, tuple(value))
+        parts = (*self.classes, *(self.concept or ()), *(self.style or ()))
+        wrong = [part for part in parts if not isinstance(part, str)]
+        wrong += [sample for sample in self.samples if isinstance(sample, bool) or not isinstance(sample, str | int)]
+        if wrong:
+            raise RequestError(f"A request names things by text, samples by text or number, got {wrong[0]!r}.")
         given = [name for name in ("classes", "samples", "concept", "style") if getattr(self, name)]
         if len(given) > 1:
             raise RequestError(

@@ -3,147 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from famr._version import __version__
 from famr.card import trained_card, unlearned_card
-from famr.digests import COMPLETE, check_complete, seal, write_complete
+from famr.digests import COMPLETE, check_complete, seal
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.evaluation import Scores
 from famr.method import FAMR
 from famr.models import Classifier
 from famr.request import Request
 from famr.splits import Earlier
+from famr.storage.claims import claimed
+from famr.storage.places import with_found_places, with_recorded_places
+from famr.storage.space import require_space
+from famr.storage.staging import check_output as check_output
+from famr.storage.staging import staged as staged
+from famr.storage.staging import whole_file as whole_file
 from famr.train import Trained
 from famr.unlearning import HistoryRow, Unlearned
 
 LIBRARIES = ("torch", "torchvision", "timm", "transformers", "safetensors", "pillow", "numpy")
-
-
-def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Refuse a place that cannot be written to, or that holds what is read, before any work is done."""
-    here = target.resolve()
-    for given in inputs:
-        source = Path(str(given).rpartition(":")[2]) if given else None
-        if source is not None and source.exists() and source.resolve().is_relative_to(here):
-            raise RequestError(
-                "The output folder is, or holds, an input of this run.", where=str(source), fix="Name another folder."
-            )
-    if sealed := next((folder for folder in here.parents if (folder / COMPLETE).is_file()), None):
-        raise RequestError(
-            "The output folder lies inside a finished run, which may not change.",
-            where=str(sealed),
-            fix="Name a folder outside.",
-        )
-    if target.is_symlink():
-        raise RequestError("The output folder is a link.", where=str(target), fix="Name the folder itself.")
-    if target.exists() and not overwrite:
-        raise RequestError(
-            "The output folder exists already.", where=str(target), fix="Name another, or say --overwrite."
-        )
-    if target.exists() and not (target / COMPLETE).is_file() and not _is_empty_folder(target):
-        raise RequestError(
-            "The output folder holds something that famr did not write; it is not overwritten.",
-            where=str(target),
-            fix="Name another folder.",
-        )
-    parent = next(folder for folder in target.absolute().parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise StorageError("The folder cannot be written to.", where=str(parent), fix="Name another.")
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
-
-
-@contextmanager
-def staged(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary folder beside `target` that becomes `target` when the block ends well, and vanishes otherwise."""
-    check_output(target, overwrite)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-    except OSError as error:
-        raise _storage_error(error, target) from error
-    try:
-        yield staging
-        write_complete(staging)
-        _open_to_umask(staging)
-        _sync(staging)
-        if target.exists():
-            discarded = staging.with_suffix(".old")
-            target.rename(discarded)
-            try:
-                staging.rename(target)
-            except OSError:
-                discarded.rename(target)
-                raise
-            shutil.rmtree(discarded)
-        else:
-            staging.rename(target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise _storage_error(error, target) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-@contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
-    """A temporary file beside `target` that becomes `target` when the block ends well, and vanishes otherwise."""
-    staging = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        yield staging
-        with staging.open("rb") as file:
-            os.fsync(file.fileno())
-        staging.replace(target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise _storage_error(error, target) from error
-    finally:
-        staging.unlink(missing_ok=True)
-
-
-def _storage_error(error: OSError, target: Path) -> StorageError:
-    return StorageError(
-        f"The output could not be written: {error.strerror or error}.",
-        where=str(target),
-        fix="Free space or choose another folder; nothing was left behind.",
-    )
-
-
-def _open_to_umask(folder: Path) -> None:
-    """mkdtemp makes private folders; give this one the permissions of any other."""
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
-
-
-def _sync(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        if path.is_dir():
-            _sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -174,6 +59,21 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
 
 
+def bytes_of(model: Classifier) -> int:
+    """How much room the weights take."""
+    return sum(tensor.nbytes for tensor in model.module.state_dict().values())
+
+
+def _without_folders(request: Request, data: Mapping[str, Any] | None) -> Request:
+    """The request, with samples that were named by their whole path named as the data names them."""
+    root = Path(str((data or {}).get("spec") or "").partition(":")[2] or ".").resolve()
+    names = [
+        Path(str(sample)).relative_to(root).as_posix() if Path(str(sample)).is_relative_to(root) else sample
+        for sample in request.samples
+    ]
+    return replace(request, samples=names)
+
+
 def save_unlearned(
     result: Unlearned,
     target: Path,
@@ -187,10 +87,11 @@ def save_unlearned(
 
     `original` and `data` say how both were opened, so that the run can be measured again from its records.
     """
+    require_space(target, bytes_of(result.model))
     with staged(target, overwrite=overwrite) as folder:
         result.model.architecture.save(result.model, folder)
         digest = result.model.digest()
-        write_json(folder / "unlearning/request.json", result.request.to_json())
+        write_json(folder / "unlearning/request.json", _without_folders(result.request, data).to_json())
         write_lines(folder / "unlearning/history.jsonl", (asdict(row) for row in result.history))
         if scores is not None:
             write_json(folder / "unlearning/metrics.json", scores.to_json())
@@ -204,7 +105,7 @@ def save_unlearned(
             "data": data,
             "environment": environment(result.device),
         }
-        write_json(folder / "unlearning/run.json", run)
+        write_json(folder / "unlearning/run.json", with_recorded_places(run, target))
         (folder / "README.md").write_text(unlearned_card(result, scores), encoding="utf-8")
     return target
 
@@ -219,6 +120,7 @@ def save_trained(
     overwrite: bool = False,
 ) -> Path:
     """Write a trained model and how it was trained; `without` is what it never saw."""
+    require_space(target, bytes_of(trained.model))
     with staged(target, overwrite=overwrite) as folder:
         trained.model.architecture.save(trained.model, folder)
         write_lines(folder / "training/history.jsonl", (asdict(row) for row in trained.history))
@@ -231,7 +133,7 @@ def save_trained(
             "data": data,
             "environment": environment(trained.device),
         }
-        write_json(folder / "training/run.json", run)
+        write_json(folder / "training/run.json", with_recorded_places(run, target))
         (folder / "README.md").write_text(trained_card(trained, without, metrics), encoding="utf-8")
     return target
 
@@ -239,23 +141,30 @@ def save_trained(
 def load_unlearned(folder: Path, model: Classifier, original: Classifier) -> Unlearned:
     """The outcome of a run from its records and its two models."""
     request, run = read_unlearning(folder)
-    method = {name: value for name, value in run["method"].items() if name != "name"}
     try:
         lines = (folder / "unlearning/history.jsonl").read_text(encoding="utf-8").splitlines()
         history = tuple(HistoryRow(**json.loads(line)) for line in lines)
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError("The run's history is damaged.", where=str(folder), fix="Restore it.") from error
-    return Unlearned(model, original, request, FAMR.from_json(method), run["seed"], history, run["device"], run["why"])
+        method = FAMR.from_json({name: value for name, value in run["method"].items() if name != "name"})
+        return Unlearned(model, original, request, method, run["seed"], history, run["device"], run["why"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
 
 
 def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
     """Put files into a finished run that is still as it was sealed, each whole or not at all, and seal it anew."""
-    check_complete(folder)
-    for name, content in files.items():
-        with whole_file(folder / name) as staging:
-            staging.write_text(content, encoding="utf-8")
-    with whole_file(folder / COMPLETE) as staging:
-        staging.write_text(seal(folder), encoding="utf-8")
+    with claimed(folder):
+        check_complete(folder)
+        for name, content in files.items():
+            if not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
+                raise StorageError(
+                    "A folder of the run is a link that leads out of it; nothing is written there.",
+                    where=str((folder / name).parent),
+                    fix="Restore the folder from a copy.",
+                )
+            with whole_file(folder / name) as staging:
+                staging.write_text(content, encoding="utf-8")
+        with whole_file(folder / COMPLETE) as staging:
+            staging.write_text(seal(folder), encoding="utf-8")
 
 
 def earlier_runs(folder: Path) -> tuple[Earlier, ...]:
@@ -263,21 +172,24 @@ def earlier_runs(folder: Path) -> tuple[Earlier, ...]:
     if not (folder / "unlearning/run.json").is_file():
         return ()
     request, run = read_unlearning(folder)
-    before = [Earlier.from_json(values) for values in run.get("earlier", [])]
-    return (*before, Earlier(request, tuple(run.get("classes", [])), run["drift"]))
+    try:
+        before = [Earlier.from_json(values) for values in run.get("earlier", [])]
+        return (*before, Earlier(request, tuple(run.get("classes", [])), float(run["drift"])))
+    except (ValueError, KeyError, TypeError, AttributeError, RequestError) as error:
+        raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
 
 
 def read_unlearning(folder: Path) -> tuple[Request, dict[str, Any]]:
-    """The request and run.json of a run folder."""
+    """The request and run.json of a run folder; the places in it as they are found from here."""
     try:
         request = json.loads((folder / "unlearning/request.json").read_text(encoding="utf-8"))
         run = json.loads((folder / "unlearning/run.json").read_text(encoding="utf-8"))
-        return Request.from_json(request), run
+        return Request.from_json(request), with_found_places(run, folder)
     except FileNotFoundError as error:
         raise CheckpointError(
             "This is not the folder of an unlearning run.",
             where=str(folder),
             fix="Name a folder that `famr forget` wrote.",
         ) from error
-    except (ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RequestError) as error:
         raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error

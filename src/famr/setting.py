@@ -16,6 +16,7 @@ from famr.forget_loss import Passes
 from famr.method import FAMR
 from famr.models import Classifier
 from famr.probe import probe_images
+from famr.ranks import ALONE, Ranks
 from famr.sketch import Sketch
 from famr.splits import Splits
 
@@ -69,25 +70,26 @@ def passes_of(
     style_target: Images | Iterable[LabelledImages] | None,
     method: FAMR,
     device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Passes:
     """How the run goes over its images; checks that the request and the method fit together."""
 
-    def passes_over(images: Images | Iterable[LabelledImages] | None, size: int = EVALUATION_BATCH) -> Batches | None:
+    def passes_over(images: Images | Iterable[LabelledImages] | None, shared: Ranks = ranks) -> Batches | None:
         if images is None:
             return None
         if isinstance(images, Images):
-            return image_batches(images, model.prepared_by(), size, device)
-        return loader_batches(images, device)
+            return image_batches(images, model.prepared_by(), EVALUATION_BATCH, device, shared)
+        return loader_batches(images, device, shared)
 
     if loader is not None and splits is None:
-        forget = loader_batches(loader, device)
+        forget = loader_batches(loader, device, ranks)
         labels = torch.cat([batch.labels for batch in forget(None)])
         return Passes(
             forget,
             sum(1 for _ in forget(None)),
             forget,
             None,
-            passes_over(style_target),
+            passes_over(style_target, ALONE),
             None,
             tuple(sorted(set(labels.tolist()))),
             False,
@@ -102,11 +104,11 @@ def passes_of(
         )
     neutral = splits.retain if style_target is None else style_target
     return Passes(
-        steps=image_batches(splits.forget, model.prepared_by(), method.batch_size, device),
+        steps=image_batches(splits.forget, model.prepared_by(), method.batch_size, device, ranks),
         steps_per_epoch=-(-len(splits.forget) // method.batch_size),
-        forget=image_batches(splits.forget, model.prepared_by(), EVALUATION_BATCH, device),
+        forget=image_batches(splits.forget, model.prepared_by(), EVALUATION_BATCH, device, ranks),
         held_out=passes_over(splits.test),
-        neutral=passes_over(neutral),
+        neutral=passes_over(neutral, ALONE),  # its sum of Gram matrices is not worth dividing
         kept=passes_over(probe_images(splits.retain)),
         forgotten=splits.forgotten_classes(),
         forgets_classes=splits.forgets_classes(),

@@ -149,9 +149,11 @@ def split(data: Data, request: Request, earlier: Sequence[Earlier] = ()) -> Spli
 
 
 def _gone(data: Data, images: Images, run: Earlier) -> Tensor:
-    """Which images an earlier run was about; samples are taken to be gone from the data."""
+    """Which images an earlier run was about; samples by their ids alone, as a position means another image once some
+    are gone from the data."""
     if run.request.kind == "samples":
-        return torch.zeros(len(images), dtype=torch.bool)
+        wanted = {str(sample) for sample in run.request.samples}
+        return torch.tensor([id_ in wanted for id_ in images.ids], dtype=torch.bool)
     if run.request.kind == "images":
         return _mask(data, images, Request(classes=run.classes))
     return _mask(data, images, run.request, required=False)

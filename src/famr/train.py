@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from famr.errors import NumericsError, RequestError
 from famr.models import Classifier
 from famr.models.classifier import logits_of
 from famr.optimise import Step, epoch_seed, trainable
+from famr.resuming import State, Unfinished, optimiser_tensors, restore_optimiser
 
 COMPILE_FROM_STEPS = 500
 """Compilation takes half a minute on a GPU; with fewer steps than this it does not pay."""
@@ -122,21 +123,27 @@ def fit(
     *,
     seed: int = 0,
     device: str | None = None,
+    unfinished: Unfinished | None = None,
     on_event: Callable[[Step | TrainingRow], None] | None = None,
 ) -> Trained:
     """Train a copy of `model` on `images`; the model itself is not changed.
 
-    Train on `splits.retain` for a reference that never saw the forget set.
+    Train on `splits.retain` for a reference that never saw the forget set. `unfinished` keeps the state of the
+    training, and goes on from it where it was begun before.
     """
     training = training or Training()
     place = pick_device(device or "auto")
     precision: Precision = training.precision or ("bf16" if place.type == "cuda" else "fp32")
     if not images.labelled:
         raise RequestError("Training needs a class for every image.", fix="Put the images into class folders.")
+    state = None
+    if unfinished is not None:
+        what = {"training": asdict(training), "precision": precision, "seed": seed, "device": str(place)}
+        state = unfinished.begin(start=model.digest(), images=images.ids, targets=images.targets.tolist(), **what)
     trained = model.copy()
     trained.module.to(place)
     with repeatable(seed):
-        history = tuple(_epochs(trained, images, training, precision, seed, place, on_event))
+        history = tuple(_epochs(trained, images, training, precision, seed, place, on_event, unfinished, state))
     trained.module.cpu().eval().zero_grad()
     return Trained(trained, training, seed, history, str(place), precision)
 
@@ -149,6 +156,8 @@ def _epochs(
     seed: int,
     device: torch.device,
     on_event: Callable[[Step | TrainingRow], None] | None,
+    unfinished: Unfinished | None,
+    state: State | None,
 ) -> Iterator[TrainingRow]:
     module, preprocessing = model.module.train(), model.prepared_by()
     steps = training.epochs * max(1, len(images) // training.batch_size)
@@ -159,8 +168,12 @@ def _epochs(
     optimiser = _adamw(module, training, device)
     generator = torch.Generator(device).manual_seed(seed)
     views = _views(model, images, training, device, generator)
-    seconds, step = 0.0, 0
-    for epoch in range(1, training.epochs + 1):
+    history = [] if state is None else [TrainingRow(**row) for row in state.facts["history"]]
+    seconds, step = (history[-1].seconds, history[-1].step) if history else (0.0, 0)
+    if state is not None:
+        _go_on(module, optimiser, generator, state.tensors)
+    yield from history
+    for epoch in range(len(history) + 1, training.epochs + 1):
         start = time.perf_counter()
         losses: list[Tensor] = []
         hits, seen = torch.zeros((), device=device), 0
@@ -194,7 +207,32 @@ def _epochs(
         row = TrainingRow(epoch, step, mean_loss, float(hits) / seen, rate, seconds)
         if on_event is not None:
             on_event(row)
+        history.append(row)
+        if unfinished is not None and unfinished.due():
+            unfinished.keep(_state(module, optimiser, generator), {"history": [asdict(each) for each in history]})
         yield row
+
+
+def _state(module: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator) -> dict[str, Tensor]:
+    """Everything that training changes: weights, statistics, the optimiser's memory, and the dice."""
+    dice = {"dice.augmentation": generator.get_state(), "dice.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        dice["dice.cuda"] = torch.cuda.get_rng_state()
+    weights = {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
+    return {**weights, **dice, **optimiser_tensors(optimiser)}
+
+
+def _go_on(
+    module: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator, tensors: Mapping[str, Tensor]
+) -> None:
+    """The inverse of `_state`."""
+    ours = {name.removeprefix("module."): tensor for name, tensor in tensors.items() if name.startswith("module.")}
+    module.load_state_dict(ours)
+    restore_optimiser(optimiser, tensors)
+    generator.set_state(tensors["dice.augmentation"])
+    torch.set_rng_state(tensors["dice.cpu"])
+    if "dice.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["dice.cuda"])
 
 
 def _adamw(module: nn.Module, training: Training, device: torch.device) -> torch.optim.AdamW:

@@ -12,10 +12,11 @@ from torch import nn
 
 from famr.anchors import Held
 from famr.anchors.choose import anchors_for
+from famr.at_work import begin_anew, from_work, require_divisible, to_work, what_is_seen, working_place
 from famr.batches import LabelledImages
 from famr.data import Images
 from famr.defaults import settle
-from famr.devices import pick_device, repeatable
+from famr.devices import repeatable
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import Scores, collect, score
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
@@ -24,7 +25,10 @@ from famr.method import FAMR
 from famr.models import Classifier
 from famr.objective import drift_bound, l2_penalty
 from famr.optimise import Epoch, Step, minimise, trainable
+from famr.progress import Progress
+from famr.ranks import ALONE, Ranks, number
 from famr.request import Request
+from famr.resuming import Unfinished
 from famr.setting import edited, passes_of, what_is_at_hand
 from famr.sketch import Sketch
 from famr.splits import Earlier, Splits
@@ -70,6 +74,8 @@ class Unlearned:
     """The classes that were forgotten whole, by name."""
     earlier: tuple[Earlier, ...] = ()
     """What the model had been made to forget before."""
+    ranks: Ranks = ALONE
+    """The processes that shared the work, as the one that tells saw them."""
 
     @property
     def module(self) -> nn.Module:
@@ -108,6 +114,8 @@ class Unlearned:
             "method": {"name": "FAMR", **self.method.to_json()},
             "seed": self.seed,
             "device": self.device,
+            "processes": self.ranks.size,
+            "sharded": self.ranks.sharded,
             "epochs": self.history[-1].epoch,
             "steps": self.history[-1].step,
             "seconds": self.seconds,
@@ -123,6 +131,9 @@ class Unlearned:
 
 Event = Step | HistoryRow
 
+ROWS = 50
+"""The most rows of a history: with more epochs only some of them are looked at, evenly, and the last."""
+
 
 def forget(
     model: Classifier | nn.Module,
@@ -137,7 +148,9 @@ def forget(
     device: str | None = None,
     track_retain: bool = True,
     gates: bool = False,
+    unfinished: Unfinished | None = None,
     on_event: Callable[[Event], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Unlearned:
     """Make a copy of `model` forget; the model itself is not changed.
 
@@ -147,7 +160,8 @@ def forget(
     both: the retained images). `sketch` gives what anchors and targets need of the training data, taken earlier.
     `track_retain` measures retained accuracy after each epoch, which costs a pass over the test images and is not
     counted in `seconds`. With `gates` a run that did nothing or destroyed the model is a GateError; where the strength
-    is left to `forget`, one that stays outside the budget always is.
+    is left to `forget`, one that stays outside the budget always is. `unfinished` keeps the state of the run, and goes
+    on from it where it was begun before. `ranks` are processes that share the work, each calling this alike.
     """
     if splits is not None and not isinstance(splits, Splits):
         raise RequestError(
@@ -157,27 +171,35 @@ def forget(
         )
     original = model if isinstance(model, Classifier) else Classifier(model)
     home = next(original.module.parameters()).device
-    place = pick_device(device or ("auto" if home.type == "cpu" else str(home)))
+    place = working_place(device, home, ranks)
     if splits is not None:
         require_same_labels(original, splits)
     if sketch is not None:
         sketch.check(original)
     unlearned = original.copy()
-    unlearned.module.to(place).eval()
-    passes = passes_of(unlearned, splits, forget, style_target, method or FAMR(), place)
+    with ranks.together():
+        forget = list(forget) if forget is not None and ranks.size > 1 else forget
+        passes = passes_of(unlearned, splits, forget, style_target, method or FAMR(), place, ranks)
     at_hand = what_is_at_hand(splits, anchor_images is not None, sketch, passes.steps_per_epoch)
-    method, why = settle(method or FAMR(), replace(at_hand, cuda=place.type == "cuda"))
+    method, why = settle(method or FAMR(), replace(at_hand, cuda=place.type == "cuda", sharded=ranks.sharded))
+    require_divisible(method, ranks)
     if sketch is not None:
         passes = replace(passes, remembered=sketch.held_out, forgets_classes=at_hand.kind in ("class", "concept"))
-    watch = watch_over(splits, unlearned, place, method, seed) if gates or method.strength == "auto" else None
+    with ranks.together():
+        progress = Progress.begin(unfinished, original, splits, method, seed, place, ranks.size)
+        settings = {"the method": method, "the seed": seed, "the unfinished run": progress.at()}
+        seen = what_is_seen(original, splits, forget, settings) if ranks.size > 1 else {}
+    ranks.agree(seen)
+    to_work(unlearned.module, place, ranks)
+    watch = watch_over(splits, unlearned, place, method, seed, ranks) if gates or method.strength == "auto" else None
 
     def attempt(firm: FAMR) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
         """One whole run from the original weights."""
-        unlearned.module.load_state_dict(original.module.state_dict())
+        begin_anew(unlearned.module, original.module, ranks)
         editing = edited(unlearned, passes, firm)
-        with repeatable(seed), editing, forget_loss(unlearned, firm, passes, place) as loss:
+        with repeatable(seed), editing, forget_loss(unlearned, firm, passes, place, ranks) as loss:
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
-            history = tuple(_run(loss, passes, anchors, seed, track_retain, on_event))
+            history = tuple(_run(loss, passes, anchors, seed, track_retain, on_event, progress))
             first, last = history[0], history[-1]
             outcome = Outcome(
                 strength=firm.settled_strength,
@@ -193,14 +215,14 @@ def forget(
         return outcome, history, loss.method
 
     if method.strength == "auto":
-        trials, (history, settled) = seek_strength(attempt, method)
+        trials, (history, settled) = seek_strength(progress.remembering(attempt), method)
     else:
         outcome, history, settled = attempt(method)
         trials = ()
         if gates:
             require_outcome(outcome)
-    unlearned.module.to(home).zero_grad()
-    result = Unlearned(unlearned, original, Request(), settled, seed, history, str(place), why, trials)
+    unlearned = from_work(unlearned, original, home, ranks)
+    result = Unlearned(unlearned, original, Request(), settled, seed, history, str(place), why, trials, ranks=ranks)
     if splits is None:
         return result
     classes = splits.newly_forgotten_classes() if passes.forgets_classes else ()
@@ -214,8 +236,9 @@ def _run(
     seed: int,
     track_retain: bool,
     on_event: Callable[[Event], None] | None,
+    progress: Progress,
 ) -> Iterator[HistoryRow]:
-    """Alternate between an epoch of Alg. 1 and a look at where it got to."""
+    """Alternate between an epoch of Alg. 1 and a look at where it got to; rows from before a break are as they were."""
     module = loss.model.module
     parameters = trainable(module)
     start = [parameter.detach().clone() for parameter in parameters]  # θ₀
@@ -225,17 +248,17 @@ def _run(
         answers, kl, style = loss.measure(passes.forget(None))
         test = None
         if passes.held_out is not None and track_retain:
-            test = collect(loss.model, passes.held_out(None), loss.device, loss.method.settled_precision)
+            test = collect(loss.model, passes.held_out(None), loss.device, loss.method.settled_precision, loss.ranks)
         found = score(answers, original, test, None)
         forget_loss = float(loss.combined(kl, style))
-        anchor_loss = sum(strength * float(anchor.penalty(parameters)) for anchor, strength in anchors)
+        anchor_loss = sum(strength * number(anchor.penalty(parameters)) for anchor, strength in anchors)
         row = HistoryRow(
             epoch=epoch.epoch,
             step=epoch.steps,
             loss_forget=forget_loss,
             loss_anchor=anchor_loss,
             loss_total=forget_loss + anchor_loss,
-            drift=float(2 * l2_penalty(parameters, start)) ** 0.5,
+            drift=number(2 * l2_penalty(parameters, start)) ** 0.5,
             retain_accuracy=found.retain_accuracy,
             forget_accuracy=found.forget_accuracy,
             forget_cross_entropy=found.forget_cross_entropy,
@@ -254,6 +277,14 @@ def _run(
             on_event(row)
         return row
 
-    yield look(Epoch(epoch=0, steps=0, seconds=0.0))
-    for epoch in minimise(module, anchors, loss, passes.steps, passes.steps_per_epoch, loss.method, seed, on_event):
-        yield look(epoch)
+    apart = -(-loss.method.settled_epochs // ROWS)
+    begun, rows = progress.begun()
+    history = [HistoryRow(**row) for row in rows] or [look(Epoch(epoch=0, steps=0, seconds=0.0))]
+    yield from history
+    steps = passes.steps_per_epoch
+    for epoch in minimise(module, anchors, loss, passes.steps, steps, loss.method, seed, on_event, begun, loss.ranks):
+        if epoch.epoch % apart and epoch.epoch != loss.method.settled_epochs:
+            continue
+        history.append(look(epoch))
+        progress.keep(epoch, history)
+        yield history[-1]

@@ -12,6 +12,7 @@ from famr.evaluation import collect
 from famr.method import FAMR
 from famr.metrics.forgetting import correct
 from famr.models import Classifier
+from famr.ranks import ALONE, Ranks
 from famr.splits import Splits, some_of_each_class
 
 IMAGES = 500
@@ -25,15 +26,23 @@ class Watch:
     batches: Batches
     device: torch.device
     precision: Precision
+    ranks: Ranks = ALONE
     before: float = 0.0
 
     def accuracy(self) -> float:
         """The model's accuracy now."""
-        said = collect(self.model, self.batches(None), self.device, self.precision)
+        said = collect(self.model, self.batches(None), self.device, self.precision, self.ranks)
         return float(correct(said.logits, said.targets).mean())
 
 
-def watch_over(splits: Splits | None, model: Classifier, device: torch.device, method: FAMR, seed: int) -> Watch | None:
+def watch_over(
+    splits: Splits | None,
+    model: Classifier,
+    device: torch.device,
+    method: FAMR,
+    seed: int,
+    ranks: Ranks = ALONE,
+) -> Watch | None:
     """A few images of each retained class; None without retained images that have labels."""
     if splits is None or splits.retain is None or not splits.retain.labelled:
         return None
@@ -42,7 +51,6 @@ def watch_over(splits: Splits | None, model: Classifier, device: torch.device, m
     if not len(some):  # so few that all of them hold the answers
         some = some_of_each_class(splits.retain, each, seed)
     some = some.take(order(len(some), seed)[:IMAGES])
-    watch = Watch(
-        model, image_batches(some, model.prepared_by(), EVALUATION_BATCH, device), device, method.settled_precision
-    )
+    batches = image_batches(some, model.prepared_by(), EVALUATION_BATCH, device, ranks)
+    watch = Watch(model, batches, device, method.settled_precision, ranks)
     return replace(watch, before=watch.accuracy())

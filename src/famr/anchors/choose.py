@@ -16,6 +16,7 @@ from famr.errors import RequestError
 from famr.forget_loss import ForgetLoss
 from famr.models.classifier import logits_of
 from famr.optimise import trainable
+from famr.ranks import ALONE, Ranks
 from famr.sketch import Sketch
 from famr.splits import Splits, some_of_each_class
 
@@ -46,8 +47,8 @@ def anchors_for(
         if isinstance(images, Images):
             assert method.function_images is not None
             images = some_of_each_class(images, method.function_images, seed)
-        batches = _passes(loss, images, method.batch_size)
-        held.append(Held(FunctionAnchor(loss.logits, batches, seed), method.function_strength))
+        batches = _passes(loss, images, method.batch_size, loss.ranks)
+        held.append(Held(FunctionAnchor(loss.logits, batches, seed, loss.ranks), method.function_strength))
     return held
 
 
@@ -83,10 +84,10 @@ def _covered(layers: list[Factors]) -> set[int]:
     return {place for layer in layers for place in (layer.weight, layer.bias) if place is not None}
 
 
-def _passes(loss: ForgetLoss, images: Images | Iterable[LabelledImages], size: int) -> Batches:
+def _passes(loss: ForgetLoss, images: Images | Iterable[LabelledImages], size: int, ranks: Ranks = ALONE) -> Batches:
     if isinstance(images, Images):
-        return image_batches(images, loss.model.prepared_by(), size, loss.device)
-    return loader_batches(images, loss.device)
+        return image_batches(images, loss.model.prepared_by(), size, loss.device, ranks)
+    return loader_batches(images, loss.device, ranks)
 
 
 def _required(source: Images | Iterable[LabelledImages] | None, anchor: str) -> Images | Iterable[LabelledImages]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from famr.batches import Batch, Batches
 from famr.metrics.forgetting import kl_divergence
+from famr.ranks import ALONE, Ranks
 
 MEASURED = 256
 """So many images tell the penalty well enough for a record of the run."""
@@ -21,14 +22,15 @@ class FunctionAnchor:
     Each gradient is taken on the batch that was drawn last, from shuffled rounds through the images.
     """
 
-    def __init__(self, logits: Callable[[Tensor], Tensor], batches: Batches, seed: int) -> None:
+    def __init__(self, logits: Callable[[Tensor], Tensor], batches: Batches, seed: int, ranks: Ranks = ALONE) -> None:
         self._logits = logits
+        self._ranks = ranks
         self._batches = batches
         self._rounds = self._endless(seed)
         self._places: dict[int, Batch] = {}
         self._drawn: Batch | None = None
         with torch.no_grad():
-            found = [logits(batch.images) for batch in batches(None)]  # in the order of the set
+            found = [self._answers(batch) for batch in batches(None)]  # in the order of the set
         self._original = torch.cat(found)
 
     def _endless(self, seed: int) -> Iterator[Batch]:
@@ -41,7 +43,7 @@ class FunctionAnchor:
         How many images it has.
         """
         batch = next(self._rounds)
-        size = len(batch.images)
+        size = len(batch.positions)
         if size not in self._places:
             there = batch.positions.to(batch.images.device)
             self._places[size] = Batch(batch.images.clone(), batch.labels, there.clone())
@@ -50,9 +52,12 @@ class FunctionAnchor:
         self._drawn.positions.copy_(batch.positions)
         return size
 
+    def _answers(self, batch: Batch) -> Tensor:
+        return self._ranks.gather(self._logits(batch.images), len(batch.positions))
+
     def _divergence(self, batch: Batch) -> Tensor:
         original = self._original[batch.positions.to(self._original.device)]
-        return kl_divergence(original, self._logits(batch.images))
+        return kl_divergence(original, self._answers(batch))
 
     def remembered(self) -> Iterator[tuple[Batch, Tensor, int]]:
         """All kept images in batches, the original's answers to them, and how many images there are."""
@@ -74,8 +79,4 @@ class FunctionAnchor:
         if self._drawn is None:
             self.draw()
         assert self._drawn is not None
-        divergence = self._divergence(self._drawn).mean()
-        found = torch.autograd.grad(divergence, list(parameters), allow_unused=True)
-        return [
-            torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, found, strict=True)
-        ]
+        return self._ranks.gradient(self._divergence(self._drawn).mean(), parameters)

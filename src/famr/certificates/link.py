@@ -16,7 +16,7 @@ from famr.certificates.claims import Assumption, Claim, bounded
 from famr.certificates.conjugate_gradient import Solution, solve_damped
 from famr.certificates.curvature import flat, gauss_newton_product, gradient, shaped
 from famr.certificates.lipschitz import local_lipschitz
-from famr.certificates.resting import in_parts
+from famr.certificates.resting import in_parts, part_size
 from famr.errors import CheckpointError
 from famr.models import Classifier
 from famr.models.classifier import logits_of
@@ -46,7 +46,7 @@ def influence_step(
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in retain(None):
-            for part in in_parts(batch):
+            for part in in_parts(batch, part_size(batch.images.device)):
                 said = logits(part.images)
                 yield said, F.cross_entropy(said, part.labels, reduction="sum") * (retain_count / seen)
 
@@ -75,7 +75,7 @@ def sketched_influence_step(
 
 def _losses(logits: Callable[[Tensor], Tensor], batches: Batches) -> Iterator[Tensor]:
     for batch in batches(None):
-        for part in in_parts(batch):
+        for part in in_parts(batch, part_size(batch.images.device)):
             yield F.cross_entropy(logits(part.images), part.labels, reduction="sum")
 
 

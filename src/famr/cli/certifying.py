@@ -16,6 +16,7 @@ from famr.models import Classifier, load_model
 from famr.request import Request
 from famr.runs import add_to_run, load_unlearned
 from famr.sketch import Sketch
+from famr.storage.places import with_found_places
 
 JSON, PAGE = "certificate.json", "certificate.md"
 TOLERANCE = 0.01
@@ -64,7 +65,7 @@ def _place(run: Path) -> str:
 
 
 def _of_retraining(run: Path, model: Classifier, data: str | None, data_root: str | None) -> Certificate:
-    record = json.loads((run / "training/run.json").read_text(encoding="utf-8"))
+    record = with_found_places(json.loads((run / "training/run.json").read_text(encoding="utf-8")), run)
     if record["without"] is None:
         raise RequestError(
             "This model was trained on everything and has forgotten nothing.",

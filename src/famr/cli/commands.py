@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from famr.evaluation import Scores, accuracy_on, compare
 from famr.labels import match_labels
 from famr.method import FAMR
 from famr.models import Classifier, load_model, new_model
+from famr.ranks import ALONE, Ranks
 from famr.request import Request
+from famr.resuming import Unfinished
 from famr.runs import check_output, earlier_runs, read_unlearning, save_trained, save_unlearned, whole_file
 from famr.setting import what_is_at_hand
 from famr.sketch import Sketch, take_sketch
@@ -59,6 +62,7 @@ def run_train(
     training: Training,
     output_dir: Path,
     overwrite: bool,
+    resume: bool = False,
     seed: int,
     device: str,
     quiet: bool,
@@ -79,13 +83,15 @@ def run_train(
     start = new_model(model, data.labels, weights=weights, arguments=arguments, from_scratch=from_scratch, seed=seed)
     steps = training.epochs * max(1, len(images) // training.batch_size)
     with progress(steps, f"training on {len(images)} images", quiet) as on_event:
-        trained = fit(start, images, training, seed=seed, device=device, on_event=on_event)
+        kept = unfinished_run(output_dir, resume)
+        trained = fit(start, images, training, seed=seed, device=device, unfinished=kept, on_event=on_event)
     metrics = {
         "test_accuracy": accuracy_on(trained.model, test, pick_device(device)),
         "test_count": len(test),
         "train_count": len(images),
     }
     save_trained(trained, output_dir, metrics=metrics, data=data_facts, without=left_out, overwrite=overwrite)
+    kept.discard()
     return {**metrics, "seconds": trained.seconds, "output_dir": str(output_dir)}
 
 
@@ -104,22 +110,30 @@ def run_forget(
     gates: bool,
     output_dir: Path,
     overwrite: bool,
+    resume: bool = False,
     seed: int,
     device: str,
     quiet: bool,
+    ranks: Ranks = ALONE,
 ) -> tuple[Scores, str]:
-    """Forget, measure, write the run folder; nothing is written unless all of it went well. Also: what was picked."""
-    check_output(output_dir, overwrite, [model, weights, retrained, sketch, data_facts["spec"], style_target])
-    place = str(pick_device(device))
-    original = load_model(model, weights=weights, arguments=arguments)
-    original, splits = splits_for(original, request, data_facts, earlier_runs(Path(model)))
-    reference = load_reference(retrained, original, request) if retrained else None
-    neutral = open_data(style_target, whole=True).everything() if style_target else None
-    stored = None if sketch is None else Sketch.load(sketch)
-    batches = -(-len(splits.forget) // method.batch_size)
-    settled, _ = settle(method, what_is_at_hand(splits, False, stored, batches))
-    steps = settled.settled_epochs * batches
-    with progress(steps, f"forgetting {request.describe()}", quiet) as on_event:
+    """Forget, measure, write the run folder; nothing is written unless all of it went well. Also: what was picked.
+
+    Of several `ranks` only the first writes.
+    """
+    with ranks.together():
+        if ranks.first:
+            check_output(output_dir, overwrite, [model, weights, retrained, sketch, data_facts["spec"], style_target])
+        place = str(ranks.place(device))
+        original = load_model(model, weights=weights, arguments=arguments)
+        original, splits = splits_for(original, request, data_facts, earlier_runs(Path(model)))
+        reference = load_reference(retrained, original, request) if retrained else None
+        neutral = open_data(style_target, whole=True).everything() if style_target else None
+        stored = None if sketch is None else Sketch.load(sketch)
+        batches = -(-len(splits.forget) // method.batch_size)
+        settled, _ = settle(method, what_is_at_hand(splits, False, stored, batches))
+        steps = settled.settled_epochs * batches
+        kept = unfinished_run(output_dir, resume, ranks)
+    with progress(steps, f"forgetting {request.describe()}", quiet or not ranks.first) as on_event:
         result = forget(
             original,
             splits,
@@ -130,22 +144,30 @@ def run_forget(
             device=place,
             track_retain=track_retain,
             gates=gates,
+            unfinished=None if ranks.sharded else kept,
             on_event=on_event,
+            ranks=ranks,
         )
-    scores = compare(original, result.model, reference, splits, device=place)
-    save_unlearned(
-        result,
-        output_dir,
-        scores=scores,
-        original={
-            "model": model,
-            "weights": None if weights is None else str(weights),
-            "arguments": dict(arguments),
-        },
-        data={**data_facts, "style_target": style_target},
-        overwrite=overwrite,
-    )
+    scores = compare(original, result.model, reference, splits, device=place, ranks=ranks)
+    started_from = {"model": model, "weights": None if weights is None else str(weights), "arguments": dict(arguments)}
+    with ranks.together():
+        if ranks.first:
+            facts = {**data_facts, "style_target": style_target}
+            save_unlearned(result, output_dir, scores=scores, original=started_from, data=facts, overwrite=overwrite)
+            kept.discard()
     return scores, result.why
+
+
+def unfinished_run(output_dir: Path, resume: bool, ranks: Ranks = ALONE) -> Unfinished:
+    """Where the state of a run is kept until it is finished: beside its output. Only the first rank changes it."""
+    kept = Unfinished(output_dir.with_name(f"{output_dir.name}.unfinished"))
+    if resume and ranks.sharded:
+        raise RequestError("A run with --shard keeps no state to go on from.", where="--resume", fix="Begin anew.")
+    if not ranks.first:
+        return replace(kept, every=math.inf)
+    if not resume:
+        kept.discard()
+    return kept
 
 
 def run_sketch(

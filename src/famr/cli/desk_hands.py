@@ -63,6 +63,7 @@ class RealHands:
             gates=True,
             output_dir=folder,
             overwrite=False,
+            resume=True,
             seed=plan["seed"],
             device=self.device,
             quiet=self.quiet,

@@ -6,15 +6,17 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
 from famr._version import __version__
-from famr.cli import evidence, exporting, reporting, requests, signing
+from famr.cli import benching, evidence, exporting, reporting, requests, signing
 from famr.cli import options as opt
-from famr.cli.printing import print_error, print_json, print_scores, say
-from famr.errors import FamrError, RequestError
+from famr.cli.guarding import guarded, show_own_warnings
+from famr.cli.printing import print_json, print_scores, say, visible
+from famr.cli.ranked import require_sharing, speaks
+from famr.errors import RequestError
 
 app = typer.Typer(
     name="famr",
@@ -35,12 +37,14 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def options_for_all(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,  # noqa: ARG001
 ) -> None:
     """Options that stand before the command."""
+    require_sharing(context.invoked_subcommand)
 
 
 @app.command()
@@ -94,6 +98,7 @@ def train(
     seed: opt.Seed = 0,
     device: opt.Device = "auto",
     overwrite: opt.Overwrite = False,
+    resume: opt.Resume = False,
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -132,6 +137,7 @@ def train(
         ),
         output_dir=output_dir,
         overwrite=overwrite,
+        resume=resume,
         seed=seed,
         device=device,
         quiet=quiet,
@@ -186,6 +192,8 @@ def forget(
     ] = None,
     retrained: Annotated[str | None, typer.Option(help="A model trained without the forget set.")] = None,
     track_retain: Annotated[bool, typer.Option(help="Measure retained accuracy after each epoch.")] = True,
+    processes: opt.Processes = None,
+    shard: opt.Shard = False,
     weights: opt.Weights = None,
     model_arg: opt.ModelArg = None,
     data_root: opt.DataRoot = None,
@@ -195,11 +203,13 @@ def forget(
     seed: opt.Seed = 0,
     device: opt.Device = "auto",
     overwrite: opt.Overwrite = False,
+    resume: opt.Resume = False,
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Make a model forget a class, samples, a concept or a style; write the new model and its metrics."""
     from famr.cli.commands import run_forget
+    from famr.joining import joined
     from famr.method import FAMR
 
     if (data is None) == (forget_data is None):
@@ -207,6 +217,7 @@ def forget(
     if (Path(model) / "certified.json").is_file():
         from famr.cli.certified import run_forget_certified
 
+        require_sharing("forget of a certified head")
         asked = opt.request_from(class_, sample, samples, concept, style)
         facts = opt.data_facts(data or "", data_root, label_column, split_seed, by_name=match_labels_by_name)
         run_forget_certified(Path(model), facts, asked, output_dir, overwrite, device, as_json)
@@ -235,31 +246,36 @@ def forget(
     start = (FAMR.paper() if paper else FAMR()).to_json()
     said = {name: value for name, value in given.items() if value is not None}
     method = FAMR.from_json({**start, **said, "beta": beta if style or style_layer else beta or 0.0})
-    scores, why = run_forget(
-        model=model,
-        weights=weights,
-        arguments=opt.model_arguments(model_arg),
-        request=opt.request_from(class_, sample, samples, concept, style),
-        data_facts=opt.data_facts(
-            data or forget_data or "",
-            data_root,
-            label_column,
-            split_seed,
-            by_name=match_labels_by_name,
-            forget_only=data is None,
-        ),
-        style_target=style_target,
-        sketch=sketch,
-        method=method,
-        retrained=retrained,
-        track_retain=track_retain,
-        gates=gates,
-        output_dir=output_dir,
-        overwrite=overwrite,
-        seed=seed,
-        device=device,
-        quiet=quiet,
-    )
+    with joined(processes, shard=shard, device=device) as ranks:
+        scores, why = run_forget(
+            model=model,
+            weights=weights,
+            arguments=opt.model_arguments(model_arg),
+            request=opt.request_from(class_, sample, samples, concept, style),
+            data_facts=opt.data_facts(
+                data or forget_data or "",
+                data_root,
+                label_column,
+                split_seed,
+                by_name=match_labels_by_name,
+                forget_only=data is None,
+            ),
+            style_target=style_target,
+            sketch=sketch,
+            method=method,
+            retrained=retrained,
+            track_retain=track_retain,
+            gates=gates,
+            output_dir=output_dir,
+            overwrite=overwrite,
+            resume=resume,
+            seed=seed,
+            device=device,
+            quiet=quiet,
+            ranks=ranks,
+        )
+    if not speaks():
+        return
     if as_json:
         print_json(scores.to_json())
     else:
@@ -298,6 +314,7 @@ def sketch(
 for one in (evidence.evaluate, evidence.certify, evidence.audit, *signing.COMMANDS, exporting.export, reporting.report):
     app.command()(one)
 app.add_typer(requests.app)
+app.add_typer(benching.app)
 
 
 @app.command()
@@ -311,7 +328,6 @@ def classes(
 ) -> None:
     """List the class names of a model or of a data set."""
     from famr.cli.commands import list_classes
-    from famr.cli.printing import visible
 
     labels = list_classes(model, data, weights, data_root, label_column)
     if as_json:
@@ -321,29 +337,11 @@ def classes(
             print(f"{index:5d}  {visible(label)}")
 
 
-def _show_own_warnings(
-    message: Warning | str,
-    category: type[Warning],  # noqa: ARG001
-    filename: str,
-    lineno: int,  # noqa: ARG001
-    file: TextIO | None = None,  # noqa: ARG001
-    line: str | None = None,  # noqa: ARG001
-) -> None:
-    """famr's own warnings are notes to the user; those of the libraries below are not the user's concern."""
-    if Path(filename).is_relative_to(Path(__file__).parents[1]):
-        say(f"famr: note: {message}")
-
-
 def main() -> None:
     """Run the command line; turn an error into its words and its exit code."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    as_json, debug = "--json" in sys.argv, "--debug" in sys.argv
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its stack traces are not for users; our errors are
+    as_json, debug = "--json" in sys.argv and speaks(), "--debug" in sys.argv
     if not debug:
-        warnings.showwarning = _show_own_warnings
-    try:
-        app()
-    except FamrError as error:
-        if debug:
-            raise
-        print_error(error, as_json)
-        sys.exit(error.exit_code)
+        warnings.showwarning = show_own_warnings
+    guarded(app, as_json=as_json, debug=debug)

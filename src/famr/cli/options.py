@@ -50,6 +50,7 @@ EditHead = Annotated[bool | None, typer.Option(help="Change the layer that gives
 ForgetRate = Annotated[float | None, typer.Option(help="η of Alg. 1.")]
 ForgetEpochs = Annotated[int | None, typer.Option(help="Passes over the forget set.")]
 ForgetBatch = Annotated[int | None, typer.Option(help="Images a step.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped; else it begins anew.")]
 Optimiser = Annotated[str | None, typer.Option(help="natural, sgd, adam or adamw.")]
 Reduction = Annotated[str | None, typer.Option(help="sum or mean over a batch.")]
 Alpha = Annotated[float | None, typer.Option(help="α: weight of the KL to the target.")]
@@ -61,6 +62,10 @@ Sigma = Annotated[float, typer.Option(help="Noise of the certified head; more al
 HeadStrength = Annotated[float, typer.Option(help="λ of the certified head, an image.")]
 ForgetPrecision = Annotated[str | None, typer.Option(help="fp32 or bf16; default bf16 on CUDA, else fp32.")]
 Gates = Annotated[bool, typer.Option(help="Fail, and write nothing, where a run does nothing or destroys the model.")]
+
+
+Processes = Annotated[int | None, typer.Option(help="Processes that must have been started, e.g. by torchrun.")]
+Shard = Annotated[bool, typer.Option("--shard", help="Divide the weights among the processes, not only the images.")]
 
 
 def model_arguments(pairs: list[str] | None) -> dict[str, Any]:

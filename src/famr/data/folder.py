@@ -2,7 +2,7 @@
 
 Class names are sorted as text, as torchvision and Hugging Face do (timm sorts them naturally: `9` before `10`).
 A `metadata.csv` with a `file_name` column (Hugging Face's convention) adds columns. Names that begin with a dot
-are passed over, links that lead out of the folder too.
+are passed over; so are links to folders, which would be classes that nobody made, and links to files outside.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import csv
 import io
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from famr.data.dataset import Data
 from famr.data.images import UNKNOWN, Images, open_image
@@ -43,7 +45,10 @@ def open_folder(place: str) -> Data:
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(child.name for child in folder.iterdir() if child.is_dir() and child.name[0] != "."))
+    children = [child for child in folder.iterdir() if child.is_dir() and child.name[0] != "."]
+    for link in sorted(child.name for child in children if child.is_symlink()):
+        warnings.warn(f"{link!r} is a link to a folder and no class; passed over.", stacklevel=2)
+    return tuple(sorted(child.name for child in children if not child.is_symlink()))
 
 
 def _read_part(root: Path, folder: Path, labels: tuple[str, ...]) -> Images:
@@ -58,12 +63,44 @@ def _read_part(root: Path, folder: Path, labels: tuple[str, ...]) -> Images:
         files = _image_files(root, folder)
         targets = [UNKNOWN] * len(files)
     ids = [file.relative_to(root).as_posix() for file in files]
+    for name in (*labels, *ids):
+        if not _is_unicode(name):
+            raise DataError(
+                "A name is not Unicode text, and no record could hold it.",
+                where=name.encode("utf-8", "backslashreplace").decode(),
+                fix="Rename the file or folder.",
+            )
     return Images.from_source(
-        decode=lambda row: open_image(files[row]),
+        decode=_unchanged(files),
         ids=ids,
         targets=torch.tensor(targets, dtype=torch.long),
         columns=_read_metadata(folder, root, ids),
     )
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unchanged(files: list[Path]) -> Callable[[int], Image.Image]:
+    """decode(row), for files that are still as they were when the data was opened: a run reads one state of it."""
+    seen = [_state(file) for file in files]
+
+    def decode(row: int) -> Image.Image:
+        if _state(files[row]) != seen[row]:
+            raise ValueError("the file was changed while it was in use")
+        return open_image(files[row])
+
+    return decode
+
+
+def _state(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _image_files(root: Path, folder: Path) -> list[Path]:
@@ -89,7 +126,23 @@ def _read_metadata(folder: Path, root: Path, ids: list[str]) -> dict[str, list[s
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError("metadata.csv is not UTF-8 text.", where=str(path), fix="Save it as UTF-8.") from error
-    reader = csv.DictReader(io.StringIO(text))
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        return _columns(reader, path, root, ids)
+    except csv.Error as error:
+        raise DataError(
+            f"metadata.csv cannot be read: {error}.", where=f"{path}, line {reader.line_num}", fix="Mend the line."
+        ) from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for any file
+        return False
+
+
+def _columns(reader: csv.DictReader[str], path: Path, root: Path, ids: list[str]) -> dict[str, list[str]]:
     names = list(reader.fieldnames or [])
     if "file_name" not in names:
         raise DataError(
@@ -99,10 +152,11 @@ def _read_metadata(folder: Path, root: Path, ids: list[str]) -> dict[str, list[s
         )
     rows = {}
     for row in reader:
-        file = path.parent / (row["file_name"] or "")
-        if not row["file_name"] or not file.is_relative_to(root) or not file.is_file():
+        name = row["file_name"] or ""
+        file = path.parent / name
+        if not name or ".." in Path(name).parts or not file.is_relative_to(root) or not _is_file(file):
             raise DataError(
-                f"metadata.csv names no image of this folder: {row['file_name'] or ''!r}.",
+                f"metadata.csv names no image of this folder: {name!r}.",
                 where=f"{path}, line {reader.line_num}",
                 fix="Give the image's path relative to metadata.csv.",
             )

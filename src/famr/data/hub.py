@@ -27,8 +27,7 @@ def open_hub(place: str, label_column: str | None) -> Data:
         raise DataError(
             f"The data set could not be opened ({type(error).__name__}).",
             where=f"hf:{place}",
-            fix="Check the name and the network; HF_HUB_OFFLINE=1 allows only what is cached. A gated data set "
-            "needs `hf auth login`.",
+            fix=f"Check the name and the network. {_hub_state()}",
         ) from error
     parts = dict(found) if isinstance(found, datasets.DatasetDict) else {"train": found}
     train = parts.get("train")
@@ -43,6 +42,19 @@ def open_hub(place: str, label_column: str | None) -> Data:
         _read_part(train, "train", label_column),
         first_labelled(_read_part(parts[name], "test", label_column) for name in TEST_PARTS if name in parts),
     )
+
+
+def _hub_state() -> str:
+    """Whether the hub may be asked, and whether it would know the user; never the token itself."""
+    from huggingface_hub import constants, get_token
+
+    offline = (
+        "HF_HUB_OFFLINE is set, so that only what is cached can be used."
+        if constants.HF_HUB_OFFLINE
+        else ("HF_HUB_OFFLINE is not set.")
+    )
+    token = "A token is set." if get_token() else "No token is set; a gated data set needs `hf auth login`."
+    return f"{offline} {token}"
 
 
 def _read_part(part: Any, name: str, label_column: str | None) -> Part:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +22,21 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_PIXELS = 50_000_000
 LARGEST_KEPT = 1 << 20
 """Bytes of pixels above which an image is decoded anew each time: photographs would soon fill the memory."""
+UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+"""What Pillow's decoders raise on files that somebody has damaged, or made."""
 UNKNOWN = -1
 """The target of an image whose class nobody named."""
 
@@ -158,7 +175,7 @@ class Images:
             return kept
         try:
             image = in_eight_bits(self.decode(row)).convert("RGB" if channels == 3 else "L")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except UNREADABLE as error:
             raise DataError(
                 f"An image cannot be read: {_reason(error)}.",
                 where=self.all_ids[row],

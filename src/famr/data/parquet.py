@@ -119,7 +119,12 @@ def pick_label(
 
 def _features(schema: Any) -> dict[str, Any]:
     stored = (schema.metadata or {}).get(b"huggingface")
-    features = json.loads(stored)["info"]["features"] if stored else {}
+    try:
+        features = dict(json.loads(stored)["info"]["features"]) if stored else {}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            "The schema's note on its features is damaged.", where="huggingface", fix="Write the table anew."
+        ) from error
     return {name: feature for name, feature in features.items() if isinstance(feature, dict)}  # no lists
 
 

@@ -84,6 +84,7 @@ def load_pretrained(place: str, _arguments: Mapping[str, Any]) -> Classifier:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # listed and refused below, by name
             trust_remote_code=False,
+            use_safetensors=True,  # never a pickle, which is read elsewhere (weights.py)
             dtype=torch.float32,
         )
         processor = AutoImageProcessor.from_pretrained(place, trust_remote_code=False)

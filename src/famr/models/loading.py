@@ -13,10 +13,14 @@ from torch import nn
 
 from famr.digests import check_complete
 from famr.errors import CheckpointError, RequestError
+from famr.models.builds import require_matching_builds
 from famr.models.classifier import Architecture, Classifier
-from famr.models.weights import load_weights, read_weights
+from famr.models.weights import load_weights, read_weights, refuse_lfs_pointer, require_finite
 from famr.preprocessing import Preprocessing
 
+RESERVED_ARGUMENTS = {"cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"}
+"""With these timm would read files that a stranger's configuration names."""
+LARGEST_CONFIG = 16 << 20
 KINDS = "timm:NAME, hf:ID-or-folder, torchvision:NAME, or the path of a run folder"
 
 
@@ -33,7 +37,11 @@ def load_model(
     `arguments` go to timm's constructor (`img_size`, …); `module` is the network of a run folder that was saved
     from a bare `nn.Module`.
     """
+    require_matching_builds()
     loaded = _load(spec, weights, arguments or {}, module)
+    require_finite(loaded.module.state_dict(), spec)
+    if not all(isinstance(label, str) for label in loaded.labels or ()):
+        raise CheckpointError("The names of the classes are not text.", where=spec, fix="Restore config.json.")
     loaded.module.eval()
     return loaded
 
@@ -43,6 +51,8 @@ def _load(spec: str, weights: str | Path | None, arguments: Mapping[str, Any], m
     adapter = _adapter(kind) if place else None
     if adapter is not None:
         _require_timm_for(arguments, kind)
+        if kind == "hf" and Path(place).is_dir():
+            read_config(Path(place))
         if weights is None:
             return adapter.load_pretrained(place, arguments)
         base = adapter.blank(place, arguments)
@@ -122,6 +132,12 @@ def _require_timm_for(arguments: Mapping[str, Any], kind: str) -> None:
         raise RequestError(
             f"Only timm's architectures take arguments, got {', '.join(arguments)}.", where=kind, fix="Leave them out."
         )
+    if reserved := sorted(RESERVED_ARGUMENTS & set(arguments)):
+        raise RequestError(
+            f"These are no arguments of an architecture: {', '.join(reserved)}.",
+            where=kind,
+            fix="Name weights with --weights; famr reads them itself.",
+        )
 
 
 class _Adapter(Protocol):
@@ -151,13 +167,45 @@ def _adapter(kind: str) -> _Adapter | None:
 
 def _load_folder(folder: Path, module: nn.Module | None) -> Classifier:
     check_complete(folder)
-    config_file = folder / "config.json"
-    if not config_file.is_file():
+    config = read_config(folder)
+    try:
+        return _from_config(folder, config, module)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, AssertionError) as error:
+        raise CheckpointError(
+            f"config.json does not describe a network ({type(error).__name__}: {error}).",
+            where=str(folder / "config.json"),
+            fix="Restore it.",
+        ) from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder; one that wants code to be run, or files to be read, is refused, and so are weights
+    that Git LFS has not fetched."""
+    file = folder / "config.json"
+    if not file.is_file():
         raise CheckpointError("The folder has no config.json.", where=str(folder), fix="Name a run folder.")
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError("config.json is not JSON.", where=str(config_file), fix="Restore it.") from error
+        if file.stat().st_size > LARGEST_CONFIG:
+            raise CheckpointError("config.json is far too large.", where=str(file), fix="Restore it.")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError("config.json is not JSON.", where=str(file), fix="Restore it.") from error
+    arguments = (config.get("model_args") or {}) if isinstance(config, dict) else None
+    if not isinstance(config, dict) or not isinstance(arguments, dict):
+        raise CheckpointError("config.json does not hold JSON objects.", where=str(file), fix="Restore it.")
+    wanted = ["auto_map"] if "auto_map" in config else sorted(RESERVED_ARGUMENTS & set(arguments))
+    if wanted:
+        raise CheckpointError(
+            f"The checkpoint wants its own code run or its own files read ({', '.join(wanted)}); famr does neither.",
+            where=str(file),
+            fix="Use a checkpoint of an architecture that the library knows.",
+        )
+    for weights in sorted(folder.glob("*.safetensors")):
+        refuse_lfs_pointer(weights)
+    return config
+
+
+def _from_config(folder: Path, config: dict[str, Any], module: nn.Module | None) -> Classifier:
     if "model_type" in config:
         from famr.models import from_transformers
 
@@ -184,6 +232,6 @@ def _load_folder(folder: Path, module: nn.Module | None) -> Classifier:
         return from_timm.load_folder(folder, config, tensors)
     raise CheckpointError(
         "config.json names neither a timm, a transformers nor a torchvision model.",
-        where=str(config_file),
+        where=str(folder / "config.json"),
         fix=f"Use one of: {KINDS}.",
     )

@@ -4,70 +4,90 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from famr.errors import CheckpointError
+from famr.models.headers import check_archive, check_safetensors, is_lfs_pointer
 
 PICKLE_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth"}
-NESTED_KEYS = ("state_dict", "model", "model_state_dict")
+PICKLE = b"\x80"
+"""How a pickle begins."""
 SHOWN = 10
+UNPICKLE = Path(__file__).with_name("unpickle.py")
+FETCH_AGAIN = "Fetch the file again. Accepted: .safetensors, and .pth that loads with weights_only=True."
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors by name from `.safetensors`, or from a `.pth` that holds nothing but tensors."""
     if not path.is_file():
         raise CheckpointError("There is no such weights file.", where=str(path), fix="Check the path.")
-    if _is_lfs_pointer(path):
-        raise CheckpointError("This is a Git LFS pointer, not the weights.", where=str(path), fix="Run `git lfs pull`.")
-    try:
-        tensors = _read(path)
-    except CheckpointError:
-        raise
-    except Exception as error:  # safetensors, zip and pickle each raise their own types
-        raise CheckpointError(
-            f"The weights file is damaged or of another kind: {str(error).splitlines()[0] if str(error) else error!r}",
-            where=str(path),
-            fix="Fetch the file again. Accepted: .safetensors, and .pth that loads with weights_only=True.",
-        ) from error
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise CheckpointError(
-                "The weights contain NaN or infinity.",
-                where=f"{path}: {name}",
-                fix="Use an intact checkpoint.",
-            )
-    return tensors
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return dict(load_file(path))
-    if path.suffix not in PICKLE_SUFFIXES:
+    refuse_lfs_pointer(path)
+    if path.suffix not in {".safetensors", *PICKLE_SUFFIXES}:
         raise CheckpointError(
             f"Weights files end in .safetensors or {', '.join(sorted(PICKLE_SUFFIXES))}, not {path.suffix!r}.",
             where=str(path),
             fix="Convert the file to .safetensors.",
         )
-    loaded = torch.load(path, map_location="cpu", weights_only=True)
-    for key in NESTED_KEYS:
-        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            loaded = loaded[key]
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    try:
+        tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
-            "The file does not hold a dictionary of tensors.", where=str(path), fix="Save model.state_dict()."
-        )
-    return {name.removeprefix("module.").removeprefix("_orig_mod."): tensor for name, tensor in loaded.items()}
+            f"The weights file is damaged or of another kind: {str(error).splitlines()[0] if str(error) else error!r}.",
+            where=str(path),
+            fix=FETCH_AGAIN,
+        ) from error
+    require_finite(tensors, str(path))
+    return tensors
 
 
-def _is_lfs_pointer(path: Path) -> bool:
+def refuse_lfs_pointer(path: Path) -> None:
+    """Say what a file is that Git LFS has not fetched yet; to every other reader it is merely damaged."""
+    if is_lfs_pointer(path):
+        raise CheckpointError("This is a Git LFS pointer, not the weights.", where=str(path), fix="Run `git lfs pull`.")
+
+
+def require_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights that are no numbers, by name: they would be blamed on the run that uses them."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                "The weights contain NaN or infinity.", where=f"{where}: {name}", fix="Use an intact checkpoint."
+            )
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    check_safetensors(path)
+    return dict(load_file(path))
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """A pickle is unpacked by another process, with little memory, and comes back as safetensors."""
+    from safetensors.torch import load
+
     with path.open("rb") as file:
-        return file.read(40).startswith(b"version https://git-lfs")
+        start = file.read(2)
+    if start == b"PK" or zipfile.is_zipfile(path):
+        check_archive(path)
+    elif start[:1] != PICKLE:  # as torch wrote them before 2020
+        raise ValueError("it is neither an archive nor a pickle")
+    program = [sys.executable, "-P", str(UNPICKLE), str(path.resolve())]
+    done = subprocess.run(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    if done.returncode == 1:
+        raise ValueError(done.stdout.decode("utf-8", "replace") or "it cannot be read")
+    if done.returncode != 0:
+        raise ValueError(f"reading it ended with code {done.returncode}, as where memory runs out")
+    found = dict(load(done.stdout))
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): tensor for name, tensor in found.items()}
 
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:

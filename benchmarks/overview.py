@@ -1,0 +1,57 @@
+"""Pages of `famr bench`, and docs/benchmarks.md made of the pages of all result files by `make tables`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from famr.bench.paper_tables import paper_page
+from famr.bench.tables import results_page
+from famr.report.markdown import as_markdown
+
+FIRST = ("methods", "table", "paper", "frontier", "requests", "concept", "style")
+"""Files whose names begin so come first, in this order; the others follow by name."""
+DETAILS = ("Every run", "Every cell", "Tuning")
+"""Sections that only the file's own page has."""
+INTRODUCTION = """# Benchmarks
+
+Every figure below comes from a file in [benchmarks/results](../benchmarks/results). `make tables` makes this page from
+them, and a test fails where it is not up to date; nothing is typed by hand. The same of your own model and data:
+
+    famr bench methods --data SPEC --start timm:NAME --class NAME --samples-share 0.1 --seeds 0,1,2 --output DIR
+    famr bench paper --table 1 --data SPEC --output DIR        # or --figure 1 to 4
+
+The methods and their numbers: [alternatives.md](alternatives.md)."""
+
+
+def bench_page(name: str, content: dict[str, Any]) -> str:
+    """The page that `famr bench` itself writes, with the file it is made from."""
+    made = results_page(content) if content["benchmark"] == "methods" else paper_page(content)
+    title, _, rest = as_markdown(made).partition("\n\n")
+    return f"{title}\n\nMade from `{name}.json` by `make tables`.\n\n{rest}"
+
+
+def overview(pages: Mapping[str, str], figures: Sequence[str]) -> str:
+    """The page of pages: of each its setting and its main tables, with a link to the rest."""
+
+    def place(name: str) -> tuple[int, str]:
+        rank = next((rank for rank, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
+        return rank, name
+
+    parts = [INTRODUCTION]
+    for name in sorted(pages, key=place):
+        parts.append(shortened(name, pages[name]))
+        parts += [f"![{file}](../benchmarks/results/{file})" for file in figures if file.startswith(name)]
+    return "\n\n".join(parts) + "\n"
+
+
+def shortened(name: str, page: str) -> str:
+    """A page one level down, without its details."""
+    title, *sections = re.split(r"^## ", page, flags=re.MULTILINE)
+    kept = [section for section in sections if not section.startswith(DETAILS)]
+    head, _, lead = title.removeprefix("# ").partition("\n")
+    lead = re.sub(r"^Made from .*\n+", "", lead.strip(), flags=re.MULTILINE).strip()
+    link = f"All runs: [{name}](../benchmarks/results/{name}.md)."
+    body = [f"## {head}", *([lead] if lead else []), *(f"### {section.strip()}" for section in kept), link]
+    return "\n\n".join(body)

@@ -1,0 +1,171 @@
+"""The paper's figures from a result file: KL, entropy and accuracies epoch by epoch, with confidence bands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+from famr.bench.contenders import PAPER
+from famr.bench.paper_setting import LARGE, SMALL, cells_of
+from famr.bench.statistics import Mean, mean_of
+from famr.bench.tables import done
+from famr.errors import RequestError
+from famr.report.escaping import visible
+
+COLOURS = {"ViT-Ti": "#c1440e", "ViT-S": "#d99a2b", "ViT-B": "#2a6f97", "ViT-L": "#1b3a57"}
+MARKERS = {"ViT-Ti": "o", "ViT-S": "s", "ViT-B": "^", "ViT-L": "D"}
+LABELS = {
+    "epoch": "epoch",
+    "forget_kl": "KL to the original (nats)",
+    "forget_entropy": "entropy on the forget set (nats)",
+    "forget_accuracy": "forget accuracy (%)",
+    "retain_accuracy": "retained accuracy (%)",
+}
+
+
+class Panel(NamedTuple):
+    """What is drawn against what."""
+
+    across: str
+    up: str
+    against_small: bool = False
+
+
+FIGURES: dict[int, tuple[str, tuple[Panel, ...]]] = {
+    1: (
+        "KL and forget accuracy per epoch (the paper's Figure 1)",
+        (Panel("epoch", "forget_kl"), Panel("epoch", "forget_accuracy")),
+    ),
+    2: (
+        "Entropy against forget accuracy (the paper's Figures 2 and 3, right)",
+        (Panel("forget_accuracy", "forget_entropy"),),
+    ),
+    3: (
+        "KL and entropy against retained accuracy (the paper's Figures 2 and 3, left)",
+        (Panel("retain_accuracy", "forget_kl"), Panel("retain_accuracy", "forget_entropy")),
+    ),
+    4: (
+        "Small against large models: forget accuracy against retained accuracy (the paper's Figure 4)",
+        (Panel("retain_accuracy", "forget_accuracy", against_small=True),),
+    ),
+}
+
+
+class Curve(NamedTuple):
+    """The mean of a figure at each epoch, with its interval."""
+
+    size: str
+    setting: str
+    at: dict[str, list[Mean]]
+
+
+def curves(content: Mapping[str, Any], method: str = PAPER) -> list[Curve]:
+    """One curve for each model: means over classes and seeds at every epoch that all runs reached."""
+    found = []
+    for run in content["runs"]:
+        histories = [
+            cell["facts"]["history"]
+            for cell in done(cells_of(content, run))
+            if cell["method"] == method and cell["facts"].get("history")
+        ]
+        if not histories:
+            continue
+        epochs = min(len(rows) for rows in histories)
+        at: dict[str, list[Mean]] = {"epoch": [Mean(float(epoch), None, 1) for epoch in range(epochs)]}
+        for name in LABELS:
+            if name == "epoch":
+                continue
+            scale = 100 if name.endswith("accuracy") else 1
+            values = [
+                [scale * rows[epoch][name] for rows in histories if rows[epoch][name] is not None]
+                for epoch in range(epochs)
+            ]
+            means = [mean for some in values if (mean := mean_of(some)) is not None]
+            if len(means) == epochs:
+                at[name] = means
+        found.append(Curve(run["size"], run["setting"], at))
+    return found
+
+
+def draw_figure(content: Mapping[str, Any], number: int, file: Path, method: str = PAPER) -> None:
+    """One of the paper's figures as a PNG."""
+    if number not in FIGURES:
+        raise RequestError(f"There is no figure {number}.", where="--figure", fix="Use 1, 2, 3 or 4.")
+    found = curves(content, method)
+    if not found:
+        raise RequestError(
+            f"No run of {method!r} has a history to draw.", where="the result file", fix="Run the cells first."
+        )
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    title, panels = FIGURES[number]
+    figure = Figure(figsize=(5.2 * len(panels) + 1.0, 5.0), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    handles: dict[str, Any] = {}
+    for place, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), place)
+        for curve in found:
+            if panel.across in curve.at and panel.up in curve.at:
+                handles[_label(curve, found, panel)] = _draw(axes, curve, panel)
+        axes.set_xlabel(LABELS[panel.across])
+        axes.set_ylabel(LABELS[panel.up])
+        axes.grid(alpha=0.25)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        if panel.up.endswith("accuracy"):
+            axes.set_ylim(-3, 103)
+        else:
+            axes.set_ylim(bottom=0)
+        if panel.across.endswith("accuracy"):
+            low, high = axes.get_xlim()
+            axes.set_xlim(max(low, -3), min(high, 103))
+    bands = "bands" if panels[0].across == "epoch" else "numbers are epochs; bars, at the first and the last,"
+    subtitle = visible(f"{content['data']}, {method}; mean over classes and seeds; {bands} are 95 % intervals")
+    lines = [part for text in (title, subtitle) for part in wrap(text, 62 * len(panels))]
+    figure.suptitle("\n".join(lines), fontsize=10, parse_math=False)
+    legend = figure.legend(
+        handles=list(handles.values()), labels=list(handles), loc="outside lower center", ncols=2, frameon=False
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    figure.savefig(file, metadata={"Software": None})
+
+
+def _label(curve: Curve, every: Sequence[Curve], panel: Panel) -> str:
+    """The size; its setting where there are several; small or large where that is the question."""
+    group = f" ({'small' if curve.size in SMALL else 'large'})" if panel.against_small else ""
+    several = len({each.setting for each in every}) > 1
+    return visible(f"{curve.size}{group}{f', {curve.setting}' if several else ''}")
+
+
+def _draw(axes: Any, curve: Curve, panel: Panel) -> Any:
+    """A line with a marker an epoch; over epochs with a band, else with bars at its ends. Dashed for small models."""
+    across = [mean.mean for mean in curve.at[panel.across]]
+    up = curve.at[panel.up]
+    middle = [mean.mean for mean in up]
+    colour = COLOURS[curve.size]
+    style = "-" if curve.size in LARGE else "--"
+    (line,) = axes.plot(across, middle, style, color=colour, marker=MARKERS[curve.size], markersize=4)
+    if panel.across == "epoch":
+        low = [mean.mean - (mean.half or 0.0) for mean in up]
+        high = [mean.mean + (mean.half or 0.0) for mean in up]
+        axes.fill_between(across, low, high, color=colour, alpha=0.18, linewidth=0)
+        return line
+    for place in (0, len(across) - 1):  # bars at every epoch would hide the lines
+        beside = curve.at[panel.across][place]
+        axes.errorbar(
+            across[place],
+            middle[place],
+            xerr=beside.half or 0.0,
+            yerr=up[place].half or 0.0,
+            fmt="none",
+            ecolor=colour,
+            alpha=0.45,
+            capsize=2,
+        )
+        end = (across[place], middle[place])
+        axes.annotate(str(place), end, textcoords="offset points", xytext=(5, 5), color=colour, fontsize=8)
+    return line

@@ -1,0 +1,142 @@
+"""Peak memory of forgetting beside plain SGD fine-tuning at the same batch.
+
+On a GPU the allocator is asked. On a CPU nobody counts but the system, and only for a whole process: each is measured
+in a process of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional as F
+
+from famr.batches import image_batches
+from famr.bench.speed_loops import numbers, run_ours, wait_for
+from famr.bench.speed_subject import Named, forgetting, made, synthetic
+from famr.devices import autocast
+from famr.errors import NumericsError
+from famr.method import FAMR
+from famr.models import Classifier
+from famr.models.classifier import logits_of
+from famr.splits import Splits
+
+What = Literal["fine-tuning", "ours"]
+SLACK = 1.05
+"""What may be used beyond fine-tuning and one copy of the weights, as a factor."""
+PATIENCE = 900
+"""Seconds after which a process that is measured has hung."""
+
+
+def fine_tune(original: Classifier, splits: Splits, method: FAMR, seed: int, device: torch.device) -> None:
+    """Plain SGD on the labels, without momentum: the least that any change of all weights needs."""
+    module = original.copy().module.to(device).train()
+    optimiser = torch.optim.SGD(module.parameters(), lr=1e-6)
+    batches = image_batches(splits.forget, original.prepared_by(), method.batch_size, device)
+    for epoch in range(method.settled_epochs):
+        for batch in batches(seed + epoch):
+            with autocast(device, method.settled_precision):
+                logits = logits_of(module(batch.images)).float()
+            optimiser.zero_grad()
+            F.cross_entropy(logits, batch.labels).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    wait_for(device)
+
+
+def use(what: What, original: Classifier, splits: Splits, method: FAMR, seed: int, device: torch.device) -> None:
+    """Do what is to be measured."""
+    if what == "ours":
+        run_ours(original, splits, method, seed, device)
+    else:
+        fine_tune(original, splits, method, seed, device)
+
+
+def peak_on_cuda(
+    what: What, original: Classifier, splits: Splits, method: FAMR, seed: int, device: torch.device
+) -> dict[str, int]:
+    """Bytes that were allocated, and reserved, on the GPU at most; the images are there before."""
+    for _ in image_batches(splits.forget, original.prepared_by(), method.batch_size, device)(None):
+        pass
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    use(what, original, splits, method, seed, device)
+    peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {"before": before, "peak": peak, "reserved": reserved}
+
+
+def peak_in_a_process(what: What, task: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of memory of a fresh process, before it begins and at most."""
+    call = "from famr.bench.speed_memory import measured; measured()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", call],
+            input=json.dumps({**task, "what": what}),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = (error.stderr or "") if isinstance(error.stderr, str) else ""
+        raise NumericsError(
+            "A process whose memory was to be measured did not end well.",
+            where=(said.strip().splitlines() or [type(error).__name__])[-1],
+        ) from error
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measured() -> None:
+    """In the process of its own: read the task, do it, say how much memory it took."""
+    task = json.load(sys.stdin)
+    torch.set_num_threads(task["threads"])
+    named = Named(task["model"]["name"], task["model"]["spec"], task["model"]["arguments"])
+    original = made(named, task["seed"])
+    splits = forgetting(synthetic(original, task["images"], task["images"], task["seed"]))
+    method = numbers(task["epochs"], task["batch"], task["precision"])
+    for _ in image_batches(splits.forget, original.prepared_by(), task["batch"], torch.device("cpu"))(None):
+        pass
+    gc.collect()
+    before, _ = _resident()
+    use(task["what"], original, splits, method, task["seed"], torch.device("cpu"))
+    print(json.dumps({"before": before, "peak": _resident()[1]}))
+
+
+def _resident() -> tuple[int, int]:
+    """Bytes of this process in memory: now, and at most so far."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # of this program alone: the figure of `resource` begins with that of the parent
+        lines = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines() if ":" in line)
+        return tuple(int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak, peak
+
+
+def compare_memory(fine_tuning: Mapping[str, int], ours: Mapping[str, int], weights: int) -> dict[str, Any]:
+    """What both used beyond what was there before, and what ours may use: fine-tuning plus one copy of the weights.
+
+    >>> compare_memory({"before": 10, "peak": 110}, {"before": 10, "peak": 130}, weights=20)["share_of_allowed"]
+    0.952...
+    """
+    used = {name: found["peak"] - found["before"] for name, found in (("fine-tuning", fine_tuning), ("ours", ours))}
+    allowed = SLACK * (used["fine-tuning"] + weights)
+    return {
+        "weights": weights,
+        "fine-tuning": dict(fine_tuning),
+        "ours": dict(ours),
+        "used": used,
+        "allowed": allowed,
+        "share_of_allowed": used["ours"] / allowed if allowed > 0 else None,
+    }

@@ -1,0 +1,260 @@
+"""A run of `famr bench speed` as a page: what was asked of it, then the figures of every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from famr.bench.speed import done
+from famr.bench.speed_checks import checks
+from famr.report.content import Block, Bullets, Report, Section, Table, Text
+from famr.tables import COLUMNS, NOT_AVAILABLE, in_percent
+
+MIB = 1 << 20
+WHAT = (
+    "Images are noise over the colours of ten classes, stored at the network's own size; the network starts from "
+    "random weights and learns them in a few dozen steps, so that there is something to forget. Both loops take the "
+    "paper's steps (Alg. 1, η = 1e-4, λ = 0.1, sum over the batch) on the same images in the same order. The plain "
+    "loop finds its images prepared on the device. Times are to be compared within this page only."
+)
+
+
+def speed_page(content: Mapping[str, Any]) -> Report:
+    """The whole page."""
+    found = checks(content)
+    failed = [each for each in content["stages"] if "error" in each]
+    holding = sum(check.holds for check in found)
+    outcome = "cannot tell" if not found else "pass" if holding == len(found) and not failed else "fail"
+    sections = [
+        Section("Setting", (Bullets(tuple(_setting(content))), Text(WHAT))),
+        Section(
+            "What was to be shown",
+            (
+                Table(
+                    "Decided from the figures below.",
+                    ("claim", "found", "holds"),
+                    tuple((each.claim, each.found, "yes" if each.holds else "no") for each in found),
+                    words=3,
+                ),
+            ),
+        ),
+        *(Section(title, blocks) for title, blocks in _stages(content).items() if blocks),
+    ]
+    if failed:
+        lines = tuple(f"{each['stage']}{_of(each)}: {each['error']}" for each in failed)
+        sections.append(Section("Stages that failed", (Bullets(lines),)))
+    verdict = f"{holding} of {len(found)} claims hold; {len(failed)} of {len(content['stages'])} stages failed."
+    return Report("Speed", outcome, verdict, tuple(sections), dict(content))  # type: ignore[arg-type]
+
+
+def _of(each: Mapping[str, Any]) -> str:
+    return "" if each["model"] is None else f", {each['model']}"
+
+
+def _setting(content: Mapping[str, Any]) -> list[str]:
+    machine, settings = content["environment"], content["settings"]
+    passes = settings["images"] * settings["epochs"]
+    lines = [
+        f"Machine: {machine['hardware']} ({machine['device']}, threads: {machine['threads']}), "
+        f"torch {machine['torch']}, famr {machine['famr']}",
+        f"{settings['images']} images to forget, {settings['epochs']} epochs: {passes:,} sample passes in batches of "
+        f"{settings['batch']}, {settings['precision']}",
+        f"Medians of {settings['repeats']} calls, the loops in turn",
+    ]
+    for model in content["models"]:
+        height, width = model["image_side"]
+        lines.append(
+            f"{model['name']}: {model['spec']}{''.join(f', {k} {v}' for k, v in model['arguments'].items())}; "
+            f"{model['weights'] / 1e6:.1f} million weights, {height}×{width} px, "
+            f"{model['sample_pass_flops'] / 1e9:.2f} GFLOP a sample pass (three times the forward pass)"
+        )
+    return lines
+
+
+def _stages(content: Mapping[str, Any]) -> dict[str, tuple[Block, ...]]:
+    """The blocks of each stage that was run and did not fail."""
+    return {
+        "Ceiling": tuple(_ceiling(each["result"]) for each in done(content, "ceiling")),
+        "Loops": _loops(done(content, "loops")),
+        "Retraining": _retraining(content),
+        "Memory": _memory(done(content, "memory")),
+        "Growth": _growth(done(content, "growth")),
+        "Alternatives": tuple(
+            block for each in done(content, "alternatives") for block in _alternatives(each["result"])
+        ),
+    }
+
+
+def _ceiling(result: Mapping[str, Any]) -> Block:
+    rates = ", ".join(f"{each['side']}: {each['tflops']:.3g}" for each in result["rates"])
+    return Text(
+        f"The best square matrix product of random {result['precision']} numbers runs at {result['tflops']:.3g} "
+        f"TFLOP/s (side {result['side']}; {rates})."
+    )
+
+
+def _loops(records: list[dict[str, Any]]) -> tuple[Block, ...]:
+    if not records:
+        return ()
+    times, scores = [], []
+    for each in records:
+        found = each["result"]
+        floor = NOT_AVAILABLE if found["floor"] is None else f"{found['floor']:.3g}"
+        for name in ("ours", "plain"):
+            loop = found[name]
+            share = loop.get("share_of_ceiling")
+            times.append(
+                (
+                    each["model"],
+                    name,
+                    floor,
+                    f"{loop['first']:.3g}",
+                    f"{loop['median']:.3g}",
+                    f"{1000 * loop['step']:.3g}",
+                    NOT_AVAILABLE if share is None else f"{100 * share:.0f}",
+                    f"{loop['whole_call']:.3g}",
+                )
+            )
+        agreement = found["agreement"]
+        for name in ("original", "ours", "plain"):
+            figures = [in_percent(column, value) for column, value in agreement[name].items()]
+            apart = f"{agreement['weights_apart']:.1e}" if name == "ours" else "–"
+            scores.append((each["model"], name, *figures, apart))
+    columns = [COLUMNS[name] for name in records[0]["result"]["agreement"]["original"]]
+    fed = "; ".join(f"{each['model']} {1000 * each['result']['feeding_seconds_an_epoch']:.3g} ms" for each in records)
+    return (
+        Table(
+            "Seconds of all steps (floor: their operations at the ceiling's rate); a step once the loop has settled in "
+            "milliseconds, and its share of the ceiling; the whole call also copies the model and measures it.",
+            ("model", "loop", "floor", "first call", "median", "step, ms", "% of ceiling", "whole call"),
+            tuple(times),
+            words=2,
+        ),
+        Text(f"Bringing the images to the network, an epoch, in our loop: {fed}."),
+        Table(
+            "What both loops made of the same network. Weights apart: ‖ours − plain‖ / ‖plain − original‖.",
+            ("model", "weights of", *columns, "weights apart"),
+            tuple(scores),
+            words=2,
+        ),
+    )
+
+
+def _retraining(content: Mapping[str, Any]) -> tuple[Block, ...]:
+    loops = {each["model"]: each["result"] for each in done(content, "loops")}
+    rows = []
+    for each in done(content, "retraining"):
+        found = each["result"]
+        ours = loops.get(each["model"])
+        share = NOT_AVAILABLE if ours is None else f"{100 * ours['ours']['median'] / found['epoch_extrapolated']:.1f}"
+        rows.append(
+            (
+                each["model"],
+                f"{1000 * found['step']:.3g}",
+                str(found["steps_measured"]),
+                f"{found['data_images']:,}",
+                f"{found['epoch_extrapolated']:.3g}",
+                share,
+            )
+        )
+    if not rows:
+        return ()
+    return (
+        Table(
+            "famr.fit, not compiled: the seconds of a step are measured, those of an epoch over all of the data are "
+            "extrapolated from them. Last: all steps of forgetting as a share of one such epoch.",
+            ("model", "step, ms", "steps measured", "images of the data", "epoch, s (extrapolated)", "forgetting, %"),
+            tuple(rows),
+        ),
+    )
+
+
+def _memory(records: list[dict[str, Any]]) -> tuple[Block, ...]:
+    if not records:
+        return ()
+    rows = []
+    for each in records:
+        found = each["result"]
+        share = found["share_of_allowed"]
+        rows.append(
+            (
+                each["model"],
+                *(f"{value / MIB:,.0f}" for value in (found["weights"], *found["used"].values(), found["allowed"])),
+                NOT_AVAILABLE if share is None else f"{100 * share:.0f}",
+            )
+        )
+    return (
+        Table(
+            "Peak beyond what was there before, in MiB; allowed: fine-tuning by plain SGD at the same batch, one copy "
+            "of the weights, and 5 %. On a CPU: of a process of its own.",
+            ("model", "weights", "fine-tuning", "ours", "allowed", "% of allowed"),
+            tuple(rows),
+        ),
+    )
+
+
+def _growth(records: list[dict[str, Any]]) -> tuple[Block, ...]:
+    if not records:
+        return ()
+    rows = []
+    for each in records:
+        for part, title in (("with_forget", "forget"), ("with_data", "retained")):
+            found = each["result"][part]
+            rows += [
+                (each["model"], title, f"{point['images']:,}", f"{point['seconds']:.3g}") for point in found["points"]
+            ]
+    return (
+        Table(
+            "Seconds of the steps: an epoch, once the loop has settled, over more and more images to forget; two "
+            "epochs over the same images to forget while more and more are retained.",
+            ("model", "growing", "images", "seconds"),
+            tuple(rows),
+            words=2,
+        ),
+    )
+
+
+def _alternatives(result: Mapping[str, Any]) -> tuple[Block, ...]:
+    passes, same = result["equal_passes"], result["equal_result"]
+    original = same["original"]
+    rows = []
+    for row in same["rows"]:
+        steps = row["seconds_of_steps"]
+        rows.append(
+            (
+                row["method"],
+                "yes" if row["reached"] else "no, the nearest",
+                str(row["tried"]),
+                f"{row['seconds']:.2f}",
+                "–" if steps is None else f"{steps:.2f}",
+                f"{row['image_passes']:,}",
+                *(in_percent(name, row["scores"][name]) for name in ("forget_accuracy", "retain_accuracy")),
+            )
+        )
+    return (
+        Bullets(
+            (
+                f"Data: {result['data']}; {result['forgotten']} is forgotten: {result['forget_images']} images, "
+                f"{result['retained_images']} retained",
+                f"Model: {result['model']}",
+            )
+        ),
+        Table(
+            f"Seconds of {passes['sample_passes']:,} sample passes (images forward and back) in batches of "
+            f"{passes['batch']}; of the default method by all images it passes, the whole call.",
+            ("method", "passes in a run", "seconds", "times ours"),
+            tuple(
+                (row["method"], f"{row['sample_passes']:,}", f"{row['seconds']:.3f}", f"{row['times_ours']:.2f}")
+                for row in passes["rows"]
+            ),
+        ),
+        Table(
+            "Seconds until at most 2 % of the forgotten class is named and held-out accuracy on the rest is within a "
+            f"point of the original's {in_percent('retain_accuracy', original['retain_accuracy'])} %. Each "
+            "alternative's first setting that gets there, tuning not counted; of ours the whole call, measuring "
+            "included.",
+            ("method", "got there", "tries", "seconds", "of steps", "image passes", "For-Acc %", "Ret-Acc %"),
+            tuple(rows),
+            words=2,
+        ),
+    )

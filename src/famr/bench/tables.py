@@ -1,0 +1,303 @@
+"""The results of a bench as a page: a table for each kind of request, what failed, what was tuned, every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from famr.bench.statistics import BEST, TESTED_FROM, TIED, Marks, Mean, marks, mean_of
+from famr.bench.tuning import best_trial
+from famr.report.content import Block, Bullets, Report, Section, Table, Text
+
+Cell = Mapping[str, Any]
+FORGETS_WITHIN = 0.02
+"""A method counts as one that forgets if its For-Acc is at most so much above the retrained model's."""
+KINDS = {"class": "Classes", "concept": "Concepts", "samples": "Samples"}
+GIB = 1 << 30
+
+
+class Column(NamedTuple):
+    """A figure of a cell: how it is found, what of it is small where it is good, and how it is written."""
+
+    title: str
+    value: Callable[[Cell, str], float | None]
+    near_retrained: bool
+    """Whether the best is the one nearest to the retrained model; else the smallest."""
+    write: str
+    cost: bool = False
+
+
+def _measure(name: str) -> Callable[[Cell, str], float | None]:
+    return lambda cell, model: cell[model].get(name)
+
+
+def _cost(name: str) -> Callable[[Cell, str], float | None]:
+    def find(cell: Cell, model: str) -> float | None:
+        if model == "original":
+            return None
+        found: float | None = cell[name] if model == "unlearned" else cell["retraining"].get(name)
+        return found
+
+    return find
+
+
+def _share(cell: Cell, model: str) -> float | None:
+    return {"unlearned": cell["share_of_retraining"], "retrained": 1.0}.get(model)
+
+
+COLUMNS = (
+    Column("Ret-Acc %", _measure("retain_accuracy"), True, "percent"),
+    Column("For-Acc %", _measure("forget_accuracy"), True, "percent"),
+    Column("CE", _measure("forget_cross_entropy"), True, "two"),
+    Column("Ent", _measure("forget_entropy"), True, "two"),
+    Column("KL", _measure("forget_kl"), True, "two"),
+    Column("Avg. Gap %", _measure("average_gap"), False, "percent two"),
+    Column("JS to retrained", _measure("js_to_retrained"), False, "three"),
+    Column("MIA-efficacy %", _measure("mia_efficacy"), True, "percent"),
+    Column("seconds", _cost("seconds"), False, "two", cost=True),
+    Column("% of retraining time", _share, False, "percent", cost=True),
+    Column("FDE", _cost("fde"), False, "two", cost=True),
+    Column("peak memory, GiB", _cost("peak_memory"), False, "gib", cost=True),
+)
+WRITERS: dict[str, Callable[[float], str]] = {
+    "percent": lambda value: f"{100 * value:.1f}",
+    "percent two": lambda value: f"{100 * value:.2f}",
+    "two": lambda value: f"{value:.2f}",
+    "three": lambda value: f"{value:.3f}",
+    "gib": lambda value: f"{value / GIB:.2f}",
+}
+NOTES = (
+    "± is half of a 95 % interval (Student's t over the cells). Ret-Acc: held-out images that are not forgotten; "
+    "For-Acc, CE, Ent, KL and JS: the forget set; nats. KL is to the original.",
+    f"{BEST} best, {TIED} not significantly worse (paired two-sided t test over the cells that both have, 5 %, not "
+    "corrected for the number of methods; fewer than 3 cells allow no test). Ret-Acc, For-Acc, CE, Ent, KL and "
+    "MIA-efficacy are best where they are nearest to the retrained model, the others where they are smallest. Costs "
+    f"are ranked among methods that forget: For-Acc at most {100 * FORGETS_WITHIN:g} points above retrained; † marks "
+    "the others. A method with a cell that failed or is missing is not ranked.",
+    "Avg. Gap: mean distance to the retrained model of For-Acc, accuracy on retained training images, Ret-Acc and "
+    "MIA-efficacy. MIA-efficacy: share of the forget set that an attack calls non-members; "
+    "where members and others can hardly be told apart it is close to a coin, and Avg. Gap with it.",
+    "Seconds are those of all that a method does, preparations included, once model and images are on the device. "
+    "FAMR's are of its whole call, loading images and measuring its history included, which is to its disadvantage; "
+    "its steps alone are given below the table. Tuning is not counted for any method. FDE: passes of an image through "
+    "a network, divided by the number of training images. Peak memory is counted on a GPU only.",
+    "The row retrain, where there is one, is a retrained model of another seed: the distance that no method can be "
+    "asked to beat. It takes no part in the ranking.",
+)
+
+
+def done(cells: Sequence[Cell]) -> list[Cell]:
+    """Those with figures."""
+    return [cell for cell in cells if "unlearned" in cell]
+
+
+def results_page(content: Mapping[str, Any]) -> Report:
+    """The whole page."""
+    cells: list[Cell] = content["cells"]
+    failed = [cell for cell in cells if "error" in cell]
+    missing = [cell for cell in cells if cell.get("missing")]
+    outcome = "fail" if failed else "cannot tell" if missing else "pass"
+    told = f"{len(done(cells))} of {len(cells)} cells have figures, {len(failed)} failed, {len(missing)} not run yet."
+    sections = [_setting(content)]
+    for kind, title in KINDS.items():
+        if some := [cell for cell in cells if kind_of(cell, content) == kind]:
+            sections.append(Section(title, _kind_blocks(some)))
+    sections.append(Section("What did not run", (_not_run(content, failed, missing),)))
+    if content["tuning"]:
+        sections.append(Section("Tuning", _tuning(content)))
+    sections.append(Section("Every cell", (_every(done(cells)),)))
+    title = f"Methods beside each other on {content['settings'].get('data', 'data that nobody named')}"
+    return Report(title, outcome, told, tuple(sections))  # type: ignore[arg-type]
+
+
+def kind_of(cell: Cell, content: Mapping[str, Any]) -> str:
+    """The kind of request of a cell, also of one that did not run."""
+    return str(content["tasks"][cell["task"]]["kind"])
+
+
+def forgets(cells: Sequence[Cell]) -> bool:
+    """Whether a method forgets, on average over its cells."""
+    gaps = [cell["unlearned"]["forget_accuracy"] - cell["retrained"]["forget_accuracy"] for cell in cells]
+    return bool(gaps) and sum(gaps) / len(gaps) <= FORGETS_WITHIN
+
+
+def by_method(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """Cells of each method, in the order of the plan."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell["method"], []).append(cell)
+    return found
+
+
+def ranked(cells: Sequence[Cell], column: Column) -> Marks:
+    """Marks of a column; costs only of methods that forget, never of retraining itself or where a cell failed."""
+    values = {}
+    for name, some in by_method(cells).items():
+        if name == "retrain" or len(done(some)) < len(some) or (column.cost and not forgets(some)):
+            continue
+        figures = {(cell["task"], cell["seed"]): _goodness(cell, column) for cell in some}
+        values[name] = {key: value for key, value in figures.items() if value is not None}
+    return marks(values)
+
+
+def _goodness(cell: Cell, column: Column) -> float | None:
+    """Small is good."""
+    value = column.value(cell, "unlearned")
+    truth = column.value(cell, "retrained") if column.near_retrained else 0.0
+    return None if value is None or truth is None else abs(value - truth)
+
+
+def written(mean: Mean | None, how: str) -> str:
+    """A mean with its interval, or a dash."""
+    if mean is None:
+        return "–"
+    write = WRITERS[how]
+    return write(mean.mean) if mean.half is None else f"{write(mean.mean)} ± {write(mean.half)}"
+
+
+def methods_table(cells: Sequence[Cell], caption: str) -> Table:
+    """Original, every method, retrained: means over the cells, with marks."""
+    found = done(cells)
+    cases = list({(cell["task"], cell["seed"]): cell for cell in found}.values())  # original and truth are shared
+    rows = [_row("original", cases, "original")] if cases else []
+    marked = {column.title: ranked(cells, column) for column in COLUMNS}
+    for name, some in by_method(cells).items():
+        figures = done(some)
+        kept = f"{len(figures)} of {len(some)}"
+        if not figures:
+            rows.append((f"{name}: {_why_none(some)}", *["–"] * len(COLUMNS), kept))
+            continue
+        label = name if forgets(figures) else f"{name} †"
+        row = _row(label, figures, "unlearned")
+        shown = [
+            f"{text} {marked[column.title].get(name, '')}".strip()
+            for column, text in zip(COLUMNS, row[1:-1], strict=True)
+        ]
+        rows.append((label, *shown, kept))
+    if cases:
+        rows.append(_row("retrained", cases, "retrained"))
+    return Table(caption, ("model", *(column.title for column in COLUMNS), "cells"), tuple(rows))
+
+
+def _why_none(cells: Sequence[Cell]) -> str:
+    reasons = dict.fromkeys(cell["error"]["what"] for cell in cells if "error" in cell)
+    return f"failed: {'; '.join(reasons)}" if reasons else "not run yet"
+
+
+def _row(label: str, cells: Sequence[Cell], model: str) -> tuple[str, ...]:
+    figures = []
+    for column in COLUMNS:
+        values = [value for cell in cells if (value := column.value(cell, model)) is not None]
+        figures.append(written(mean_of(values), column.write))
+    return (label, *figures, str(len(cells)))
+
+
+def _kind_blocks(cells: Sequence[Cell]) -> tuple[Block, ...]:
+    tasks = dict.fromkeys(cell["task"] for cell in cells)
+    seeds = sorted({cell["seed"] for cell in cells})
+    caption = f"{len(tasks)} request(s): {', '.join(tasks)}; seeds {', '.join(map(str, seeds))}"
+    lines = [first(cells)]
+    for name, some in by_method(done(cells)).items():
+        steps = [cell["facts"]["seconds_of_steps"] for cell in some if "seconds_of_steps" in cell["facts"]]
+        if steps:
+            lines.append(f"Steps of {name} alone: {written(mean_of(steps), 'two')} seconds.")
+    return (methods_table(cells, caption), Bullets(tuple(lines)))
+
+
+def first(cells: Sequence[Cell]) -> str:
+    """Who is first, in words."""
+    told = []
+    for title in ("Avg. Gap %", "seconds"):
+        column = next(column for column in COLUMNS if column.title == title)
+        found = ranked(cells, column)
+        best = [name for name, mark in found.items() if mark == BEST]
+        tied = [name for name, mark in found.items() if mark == TIED]
+        among = " among methods that forget" if column.cost else ""
+        if not best:
+            told.append(f"Nobody to rank on {title.removesuffix(' %')}{among}.")
+            continue
+        rest = f"; not significantly worse: {', '.join(tied)}" if tied else "; all others are significantly worse"
+        if len({(cell["task"], cell["seed"]) for cell in done(cells)}) < TESTED_FROM:
+            rest = f"; fewer than {TESTED_FROM} cells a method allow no test"
+        told.append(f"Smallest {title.removesuffix(' %')}{among}: {best[0]}{rest}.")
+    return " ".join(told)
+
+
+def _setting(content: Mapping[str, Any]) -> Section:
+    settings, machine = content["settings"], content["environment"]
+    training = settings["training"]
+    lines = [
+        f"Data: {settings.get('data', 'not named')}, {settings['training_images']} training images, "
+        f"{settings['classes']} classes; {settings['shown_to_methods']}.",
+        f"Model: {settings.get('model', 'not named')}; {training['epochs']} epochs, batch {training['batch_size']}, "
+        f"learning rate {training['learning_rate']:g}, and the same without the forget set for the retrained models.",
+        f"Tuning: at most {settings['trials']} runs a method"
+        + (
+            f", seed {settings['tuning_seed']}, on {', '.join(settings['tuned_on'].values())}, which is not scored."
+            if settings["tuned_on"]
+            else ": default numbers as they are."
+        ),
+        f"Machine: {machine['hardware']}, torch {machine['torch']}, timm {machine['timm']}, famr {machine['famr']}, "
+        f"{settings['precision']}.",
+    ]
+    weights: dict[int, set[str]] = {}
+    for cell in done(content["cells"]):
+        weights.setdefault(cell["seed"], set()).add(cell["original_sha256"])
+    if mixed := [str(seed) for seed, found in weights.items() if len(found) > 1]:
+        lines.append(
+            f"The original of seed {', '.join(mixed)} was trained more than once, with other weights each time."
+        )
+    return Section("What was run", (Bullets((*lines, *NOTES)),))
+
+
+def _not_run(content: Mapping[str, Any], failed: Sequence[Cell], missing: Sequence[Cell]) -> Block:
+    lines = [f"Failed: {_named(cell)}: {cell['error']['kind']}: {cell['error']['what']}" for cell in failed]
+    lines += [f"Not run yet: {_named(cell)}" for cell in missing]
+    lines += [f"Not served: {pair}: {reason}" for pair, reason in content.get("not_served", {}).items()]
+    return Bullets(tuple(lines)) if lines else Text("Everything ran.")
+
+
+def _named(cell: Cell) -> str:
+    return f"{cell['method']}, {cell['task']}, seed {cell['seed']}"
+
+
+def _tuning(content: Mapping[str, Any]) -> tuple[Block, ...]:
+    rows = []
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for run in content["tuning"]:
+        groups.setdefault((run["method"], run["task"]), []).append(run)
+    for (method, task), runs in groups.items():
+        runs = sorted(runs, key=lambda run: run["trial"])
+        taken = best_trial(runs)
+        numbers = [_flat(run["numbers"]) for run in runs]
+        varied = [name for name in numbers[0] if len({str(each.get(name)) for each in numbers}) > 1]
+        for place, (run, told) in enumerate(zip(runs, numbers, strict=True)):
+            gap = "failed: " + run["error"]["what"] if "error" in run else _percent(run["unlearned"]["average_gap"])
+            tried = ", ".join(f"{name.replace('_', ' ')} {told.get(name)}" for name in varied)
+            rows.append((method, task, tried, "taken" if place == taken else "", gap))
+    columns = ("method", "request", "numbers that were varied", "", "Avg. Gap %")
+    return (Table("Runs on requests that are not scored; the smallest Avg. Gap is taken", columns, tuple(rows), 4),)
+
+
+def _percent(share: float) -> str:
+    return WRITERS["percent two"](share)
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of a method, those inside others beside them."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def _every(cells: Sequence[Cell]) -> Table:
+    rows = []
+    for cell in cells:
+        figures = [
+            "–" if (value := column.value(cell, "unlearned")) is None else WRITERS[column.write](value)
+            for column in COLUMNS
+        ]
+        rows.append((cell["method"], cell["task"], str(cell["seed"]), *figures))
+    columns = ("method", "request", "seed", *(column.title for column in COLUMNS))
+    return Table("One row a cell", columns, tuple(rows), words=3)

@@ -1,0 +1,58 @@
+"""What a process that was killed has left beside its output: removed, or put back, by the next one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from famr.digests import COMPLETE
+
+
+def sweep_folder(target: Path) -> None:
+    """Clear what dead runs have left for this place; the caller holds the claim on it, so that none of it lives.
+
+    A run that was killed between moving the old folder away and moving the new one in gets its old folder back.
+    """
+    for old in _left_beside(target, r"[a-z0-9_]{8}\.old"):
+        if not target.exists() and (old / COMPLETE).is_file():
+            old.rename(target)
+        else:
+            _remove(old)
+    for staging in _left_beside(target, r"[a-z0-9_]{8}\.tmp"):
+        _remove(staging)
+
+
+def sweep_file(target: Path) -> None:
+    """Clear the half-written files of dead processes for this file."""
+    for staging in _left_beside(target, r"[0-9]+\.tmp"):
+        pid = int(staging.name.split(".")[-2])
+        if pid != os.getpid() and not _alive(pid):
+            _remove(staging)
+
+
+def _left_beside(target: Path, ending: str) -> list[Path]:
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.{ending}")
+    if not target.parent.is_dir():
+        return []
+    return sorted(path for path in target.parent.iterdir() if pattern.fullmatch(path.name))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
