@@ -110,6 +110,14 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         "`famr request run` lists copies, exact and near, and forgets them too with `--include-duplicates`",
         ("test_desk.py::test_copies_of_forgotten_images_are_listed_and_included_only_when_asked",),
     ),
+    40: (
+        "it stops at once and leaves its last state, kept every ten seconds; `--resume` ends with the same weights",
+        ("test_resuming.py::test_a_run_that_is_killed_for_good_goes_on_from_the_command_line",),
+    ),
+    45: (
+        "2: What is unfinished here is another run: it differs in method, seed",
+        ("test_resuming.py::test_the_state_of_another_run_is_refused",),
+    ),
     30: (
         "5: The forgetting loss or a weight is no longer a finite number; epoch and step are named",
         (
@@ -181,6 +189,7 @@ CHANGED: dict[int, str] = {
     9: "Looking for copies is the desk's work; `famr forget` alone does what it is told.",
     10: "There is no `--skip-unreadable`: leaving an image out changes what is forgotten. It is named, to be removed.",
     11: "There is no `--max-bad`: any image that is read must be readable, so that counts need no footnote.",
+    40: "No state is written in answer to a signal: the last one is at most ten seconds old, and the end is the same.",
     19: "A file is held against its size and time at opening whenever it is read; no pass over all data is due.",
     34: "No `rejected/` is kept: a model that failed its gates must not lie where it can be taken for one that passed.",
 }
@@ -189,8 +198,6 @@ CHANGED: dict[int, str] = {
 OPEN: dict[int, str] = {
     30: "the layer and the images of the batch are not named yet",
     36: "batches are not halved and tried again; the run ends with 5",
-    40: "no fault test shows yet that a run which was stopped goes on",
-    45: "not shown by a fault test yet",
     46: "not shown by a fault test yet",
     47: "not shown by a fault test yet",
     49: "nobody is warned of the clock",

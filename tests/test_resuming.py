@@ -136,8 +136,8 @@ def test_a_state_comes_back_as_it_was(state: Unfinished) -> None:
 
 
 def test_the_state_of_another_run_is_refused(state: Unfinished) -> None:
-    with pytest.raises(RequestError, match="another run"):
-        Unfinished(state.folder).begin(seed=2)
+    with pytest.raises(RequestError, match="another run: it differs in method, seed"):
+        Unfinished(state.folder).begin(seed=2, method="sgd")
 
 
 @pytest.mark.parametrize("damage", ["tensors", "json", "link"])

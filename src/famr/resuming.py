@@ -43,22 +43,25 @@ class Unfinished:
 
     folder: Path
     every: float = EVERY
-    _key: str = ""
+    _key: dict[str, str] = field(default_factory=dict)
     _last: float = field(default_factory=time.monotonic)
 
     def begin(self, **what: Any) -> State | None:
         """Say which run this is; its state, if it was begun before. The state of another run is refused."""
-        told = json.dumps({**what, "torch": torch.__version__, "famr": __version__}, sort_keys=True, default=str)
-        self._key = sha256(told.encode()).hexdigest()
+        told = {**what, "torch": torch.__version__, "famr": __version__}
+        self._key = {name: _digest(value) for name, value in told.items()}
         try:
             facts = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             raise self._broken() from error
-        if not isinstance(facts, dict) or facts.get("key") != self._key:
+        kept = facts.get("key") if isinstance(facts, dict) else None
+        if not isinstance(kept, dict):
+            raise self._broken()
+        if changed := sorted(name for name in {**kept, **self._key} if kept.get(name) != self._key.get(name)):
             raise RequestError(
-                "What is unfinished here is another run: of another model, other images, settings or versions.",
+                f"What is unfinished here is another run: it differs in {', '.join(changed)}.",
                 where=self.folder.name,
                 fix="Give the same command as before, or leave out --resume to begin anew.",
             )
@@ -130,6 +133,11 @@ def restore_optimiser(optimiser: torch.optim.Optimizer | None, tensors: Mapping[
             on_device = name != "step" or optimiser.defaults.get("capturable") or optimiser.defaults.get("fused")
             there = parameter.device if on_device else torch.device("cpu")
             optimiser.state[parameter][name] = value.to(there)
+
+
+def _digest(value: object) -> str:
+    """Names of images and settings stay out of the state; a digest tells whether they are the same."""
+    return sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:
