@@ -132,7 +132,7 @@ class Unlearned:
 Event = Step | HistoryRow
 
 ROWS = 50
-"""The most rows of a history: with more epochs only some of them are looked at, evenly, and the last."""
+"""About the most rows of a history: with more epochs some are looked at, evenly, and the first and the last."""
 
 
 def forget(
@@ -283,8 +283,9 @@ def _run(
     yield from history
     steps = passes.steps_per_epoch
     for epoch in minimise(module, anchors, loss, passes.steps, steps, loss.method, seed, on_event, begun, loss.ranks):
-        if epoch.epoch % apart and epoch.epoch != loss.method.settled_epochs:
-            continue
-        history.append(look(epoch))
+        looked = epoch.epoch % apart == 0 or epoch.epoch in (1, loss.method.settled_epochs)
+        if looked:
+            history.append(look(epoch))
         progress.keep(epoch, history)
-        yield history[-1]
+        if looked:
+            yield history[-1]
