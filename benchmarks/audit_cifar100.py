@@ -34,7 +34,8 @@ from famr.metrics.forgetting import entropy
 from famr.splits import Splits
 
 SAMPLE_SHARE = 10
-METHODS = {"default": famr.FAMR(), "paper": famr.FAMR.paper()}
+METHODS = {"default": famr.FAMR(), "paper": replace(famr.FAMR.paper(), precision=None)}
+"""The paper's preset in the precision of the device, as it is run many times."""
 POINTS = 60
 """Places of a ROC curve that are kept for the figure."""
 BINS = 24
@@ -186,7 +187,7 @@ class Shadows:
         requests = {"class": famr.Request(classes=[self.name]), "samples": famr.Request(samples=inside)}
         for kind, images in self.forget.items():
             kept[f"{kind}.trained"] = answers(model, images, device).logits.contiguous()
-            kept[f"{kind}.{method}"] = kept[f"{kind}.trained"]
+            kept[f"{kind}.{method}"] = kept[f"{kind}.trained"].clone()
             if kind == "samples" or self.has_class[place]:
                 splits = famr.split(mine, requests[kind])
                 result = famr.forget(model, splits, METHODS[method], seed=place, track_retain=False)

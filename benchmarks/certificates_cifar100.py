@@ -44,7 +44,9 @@ def main() -> None:
         begin = time.perf_counter()
         result = famr.forget(original, splits, method, seed=arguments.seed, track_retain=False)
         forgotten = time.perf_counter()
-        certificate = famr.certify(result, splits, retrained=retrained.model, lanczos_steps=arguments.lanczos_steps)
+        certificate = famr.certify(
+            result, splits, retrained=retrained.model, lanczos_steps=arguments.lanczos_steps, on_part=log
+        )
         seconds = {
             "forgetting": forgotten - begin,
             "certifying": time.perf_counter() - forgotten,

@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--superclasses", nargs="*", default=["fish"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="+", default=["concept", "samples", "sequence"])
+    parser.add_argument("--passes", type=int, nargs="*", default=[2, 4], help="also so many passes over the samples")
     arguments = parser.parse_args()
     data = famr.open_data(f"parquet:{arguments.data}", label_column="label")
     start = vit_tiny(arguments.weights, data.labels)
@@ -62,6 +63,10 @@ def main() -> None:
             retrained = reference(start, famr.split(data, request), TRAINING, seed, arguments.models)
             cell = cell_of[kind](original, retrained, data, request, one_in_five(data.test), seed)
             results.add({**key, **cell})
+            if kind == "samples":
+                for passes in arguments.passes:
+                    cell = samples(original, retrained, data, request, one_in_five(data.test), seed, passes)
+                    results.add({**key, "kind": f"samples, {passes} passes", **cell})
 
 
 def concept(
@@ -73,12 +78,18 @@ def concept(
 
 
 def samples(
-    original: famr.Classifier, retrained: Reference, data: Data, request: famr.Request, shown: Images, seed: int
+    original: famr.Classifier,
+    retrained: Reference,
+    data: Data,
+    request: famr.Request,
+    shown: Images,
+    seed: int,
+    passes: int | None = None,
 ) -> dict[str, Any]:
     """Random training images; the measures of Avg. Gap for the original, the unlearned and the retrained model."""
     case = Case.with_test_apart(original, retrained, famr.split(data, request), shown)
     begin = time.perf_counter()
-    result = famr.forget(original, case.seen, seed=seed, track_retain=False)
+    result = famr.forget(original, case.seen, famr.FAMR(epochs=passes), seed=seed, track_retain=False)
     whole = time.perf_counter() - begin
     assert case.splits.retain is not None
     assert retrained.retain is not None

@@ -106,6 +106,16 @@ def test_a_curvature_within_its_error_is_not_called_negative(linear: Linear) -> 
     assert "no larger than its error" in str(by_name["distance_to_resting_point"].not_available)
 
 
+def test_the_curvature_of_the_forgetting_loss_is_that_of_the_objective_without_the_anchor(linear: Linear) -> None:
+    objective = objective_of(*linear)
+    place = exact_minimiser(objective)
+    found = claims_at(objective, place)["step_size"].details["largest_curvature"]
+    objective.put(place)
+    product = objective.forget_product()
+    exact = torch.stack([product(unit) for unit in torch.eye(len(place), dtype=place.dtype)])
+    assert found == pytest.approx(float(torch.linalg.eigvalsh(exact)[-1]), rel=1e-6)
+
+
 def test_a_bound_with_a_tampered_strength_is_broken(linear: Linear) -> None:
     """Whoever claims a firmer anchor than was used claims a nearer resting point than there is."""
     honest = objective_of(*linear)

@@ -13,7 +13,8 @@ from transformers import ViTImageProcessor
 
 from famr.models.from_timm import timm_preprocessing
 from famr.models.from_transformers import processor_preprocessing
-from famr.preprocessing import Preprocessing
+from famr.preprocessing import Interpolation, Preprocessing
+from famr.resizing import resize_and_crop
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -140,3 +141,25 @@ def test_grey_images_keep_their_one_channel(interpolation):
 def test_preprocessing_survives_json(resize):
     preprocessing = Preprocessing(resize, (224, 240), *IMAGENET, "lanczos")
     assert Preprocessing.from_json(json.loads(json.dumps(preprocessing.to_json()))) == preprocessing
+
+
+@pytest.mark.parametrize("how", ["bicubic", "bilinear"])
+@pytest.mark.parametrize(
+    ("stored", "resize", "crop"),
+    [((32, 32), 248, (224, 224)), ((90, 60), 40, (36, 33)), ((45, 31), (64, 60), (64, 60)), ((31, 45), 31, (31, 31))],
+)
+def test_resizing_by_products_gives_the_pixels_of_the_usual_kernel(
+    how: Interpolation, stored: tuple[int, int], resize: int | tuple[int, int], crop: tuple[int, int]
+) -> None:
+    images = torch.randint(0, 256, (2, 3, *stored), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    usual = Preprocessing(resize, crop, (0.5,) * 3, (0.5,) * 3, how).fit(images)
+    found = resize_and_crop(images, resize, crop, how)
+    assert found is not None
+    assert found.shape == usual.shape
+    apart = (found.int() - usual.int()).abs()
+    assert int(apart.max()) <= 2
+    assert float((apart > 0).float().mean()) < 0.02
+
+
+def test_resizing_by_products_leaves_a_crop_beyond_the_image_to_the_usual_kernel() -> None:
+    assert resize_and_crop(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 8, (9, 8), "bilinear") is None

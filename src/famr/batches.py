@@ -23,7 +23,7 @@ class Batch(NamedTuple):
 
     images: Tensor  # (batch, channels, height, width), as the model takes them; of several ranks, this one's share
     labels: Tensor  # (batch,) class indices
-    positions: Tensor  # (batch,) places in the set, on the CPU
+    positions: Tensor  # (batch,) places in the set; on the device where the images wait there, else on the CPU
 
 
 LabelledImages: TypeAlias = tuple[Tensor, Tensor]
@@ -33,6 +33,8 @@ Batches: TypeAlias = Callable[[int | None], Iterable[Batch]]
 """One pass over a set: in a fixed order for None, else in the random order of that seed."""
 
 EVALUATION_BATCH = 256
+SMALL_WORKERS = 3
+"""Threads that decode small images: most of that is Python's own work, and with more of them it goes slower."""
 SHARE = 4
 """A source is kept on a GPU where it takes no more than one part in so many of what is free there."""
 
@@ -55,9 +57,10 @@ def image_batches(
             held.append(resident(images, preprocessing, device))
         if held[0] is not None:
             targets = images.targets.to(device)
-            for positions in torch.split(order(len(images), seed), batch_size):
-                mine = held[0][ranks.share(positions).to(device)]
-                yield Batch(preprocessing.normalise(preprocessing.fit(mine)), targets[positions.to(device)], positions)
+            places = order(len(images), seed).to(device)  # once a pass: to send them step by step is to wait each time
+            for positions in torch.split(places, batch_size):
+                mine = held[0][ranks.share(positions)]
+                yield Batch(preprocessing.normalise(preprocessing.fit(mine)), targets[positions], positions)
             return
         for pixels, labels, positions in pixel_batches(images, preprocessing, batch_size, device, seed, ranks):
             yield Batch(preprocessing.normalise(pixels), labels, positions)
@@ -156,7 +159,7 @@ def shelved(images: Images, preprocessing: Preprocessing, device: torch.device, 
         shelf = images.cache.shelves[key] = Shelf(len(images.all_ids), first[0], device)
     missing = (~shelf.filled[images.rows]).nonzero()[:, 0]
     every = torch.split(missing, EVALUATION_BATCH) if len(missing) else ()
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(min(SMALL_WORKERS, os.cpu_count() or 1)) as pool:
         loaded = pool.map(lambda positions: _load(images, preprocessing, positions), every)
         for positions, (pixels, resized) in zip(every, loaded, strict=True):
             if resized or pixels.shape[1:] != shelf.pixels.shape[1:]:

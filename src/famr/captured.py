@@ -2,11 +2,14 @@
 
 A small network at a usual batch size keeps a GPU waiting for Python most of the time. A captured step does the same
 arithmetic with the same kernels, reading its images from fixed places that are filled anew for each step. A batch of
-another size is captured on its own; the first of each size is stepped plainly, and so are all where few are to come.
+another size is captured on its own; the first of each size is stepped plainly, and so are all of a size that will not
+come often enough.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,8 +22,18 @@ Step = Callable[[Batch], Tensor]
 
 WARM_UPS = 2
 """Plain steps before a capture, so that libraries have chosen their kernels and made their work space."""
-WORTH = 8
+WORTH = 12
 """From so many steps on a capture pays for itself."""
+
+
+def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left: int) -> bool:
+    """Whether a batch of these sizes came before, and will come often in the steps that are left.
+
+    >>> seen = Counter({(128,): 39, (8,): 1})
+    >>> worth_capturing(seen, (128,), left=40), worth_capturing(seen, (8,), left=40), worth_capturing(seen, (9,), 40)
+    (True, False, False)
+    """
+    return seen[sizes] * left >= WORTH * seen.total() > 0
 
 
 class Captured:
@@ -28,14 +41,14 @@ class Captured:
 
     def __init__(self, step: Step, parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer | None) -> None:
         self._step, self._parameters, self._optimiser = step, parameters, optimiser
-        self._seen: set[tuple[int, ...]] = set()
+        self._seen: Counter[tuple[int, ...]] = Counter()
         self._graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Batch, Tensor] | None] = {}
 
     def __call__(self, batch: Batch, sizes: tuple[int, ...], left: int) -> Tensor:
         """Take the step. `sizes`: images of this batch and of those the anchors drew. `left`: steps still to come."""
-        if sizes in self._seen and sizes not in self._graphs and left >= WORTH:
+        if sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
             self._graphs[sizes] = self._capture(batch)
-        self._seen.add(sizes)
+        self._seen[sizes] += 1
         found = self._graphs.get(sizes)
         if found is None:
             return self._step(batch)
@@ -62,9 +75,11 @@ class Captured:
         try:
             with torch.cuda.graph(graph):
                 loss = self._step(held)
-        except RuntimeError:  # a network that asks the device something in between
+        except RuntimeError as error:  # a network that asks the device something in between
             torch.cuda.synchronize()
             self._restore(before)
+            why = (str(error).splitlines() or ["no reason given"])[0]
+            warnings.warn(f"The steps of this network run one by one, which takes longer: {why}", stacklevel=2)
             return None
         return graph, held, loss
 

@@ -12,6 +12,10 @@ FUNCTION_STRENGTH = {"natural": 5.0, "sgd": 1.0, "adam": 2.0, "adamw": 2.0}
 FUNCTION_IMAGES = 20
 LATE = 0.25
 RATES = {"natural": 0.5, "sgd": 1e-4, "adam": 1e-4, "adamw": 1e-4}
+SAMPLE_RATE = 2e-4
+SAMPLE_FUNCTION_STRENGTH = 2.0
+SAMPLE_EPOCHS = 8
+SAMPLE_OVERSHOOT = 0.2
 STYLE_ALPHA = 0.5
 STYLE_EPOCHS = 12
 WATCHED = 0.1
@@ -38,7 +42,7 @@ class AtHand:
     """Whether its weights lie in parts on several ranks."""
 
 
-def enough_epochs(batches: int, optimiser: Optimiser, style: bool = False) -> int:
+def enough_epochs(batches: int, optimiser: Optimiser, at_least: int = 8) -> int:
     """Passes over the forget set: small sets are seen more often, for about 48 natural steps, or 100 of another kind.
 
     >>> [enough_epochs(batches, "natural") for batches in (1, 4, 40)]
@@ -48,18 +52,21 @@ def enough_epochs(batches: int, optimiser: Optimiser, style: bool = False) -> in
     """
     if optimiser == "natural":
         return max(2, -(-48 // batches))
-    return max(STYLE_EPOCHS if style else 8, -(-100 // batches))
+    return max(at_least, -(-100 // batches))
 
 
 def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
     """Fill in what the method leaves open; and say in one line which target and anchors were picked, and why."""
     optimiser = _optimiser(at_hand) if method.optimiser == "auto" else method.optimiser
-    natural = optimiser == "natural"
+    natural, samples = optimiser == "natural", optimiser == "adam" and at_hand.kind == "samples"
     method = replace(method, optimiser=optimiser)
     if method.epochs is None:
-        method = replace(method, epochs=enough_epochs(at_hand.batches, optimiser, method.forgets_style))
+        at_least = STYLE_EPOCHS if method.forgets_style else SAMPLE_EPOCHS
+        method = replace(method, epochs=enough_epochs(at_hand.batches, optimiser, at_least))
     if method.learning_rate is None:
-        method = replace(method, learning_rate=RATES[optimiser])
+        method = replace(method, learning_rate=SAMPLE_RATE if samples else RATES[optimiser])
+    if method.overshoot is None:
+        method = replace(method, overshoot=SAMPLE_OVERSHOOT if samples else 0.0)
     if method.alpha is None:
         method = replace(method, alpha=STYLE_ALPHA if method.forgets_style else 1.0)
     if method.edited_share is None:  # a style is read off early layers, which must then be free to change
@@ -78,7 +85,8 @@ def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
         method = replace(method, anchor=anchor)
         reasons.append(f"anchor {anchor} ({why})")
     if method.function_strength is None:
-        method = replace(method, function_strength=FUNCTION_STRENGTH[optimiser] if at_hand.retained else 0.0)
+        firm = SAMPLE_FUNCTION_STRENGTH if samples else FUNCTION_STRENGTH[optimiser]
+        method = replace(method, function_strength=firm if at_hand.retained else 0.0)
         held = at_hand.retained
     if method.function_strength and method.function_images is None:
         method = replace(method, function_images=FUNCTION_IMAGES if natural else _seen_a_class(method, at_hand))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from famr.batches import EVALUATION_BATCH, Batch, image_batches
 from famr.data import Images
 from famr.data.images import UNKNOWN
-from famr.devices import Precision, autocast
+from famr.devices import Precision, autocast, quick_products
 from famr.errors import CheckpointError, DataError
 from famr.labels import require_same_labels
 from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
@@ -211,7 +211,7 @@ def collect(
 ) -> Answers:
     """Run a model in evaluation mode over batches that are already on its device; every rank gets all answers."""
     logits, targets = [], []
-    with evaluating(model.module):
+    with evaluating(model.module), quick_products():
         for images, labels, _positions in batches:
             with autocast(device, precision):
                 said = at_least_float32(model.logits(images))

@@ -165,7 +165,8 @@ def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.devic
                 where="target",
                 fix="Give the whole data, or use the tempered target.",
             )
-        return method, reference_target(original.logits, original.targets, held_out.margins)
+        beyond = method.overshoot or 0.0
+        return method, reference_target(original.logits, original.targets, held_out.margins, beyond)
     logits = original.logits
     if method.target == "masked":
         if not 0 < len(passes.forgotten) < classes:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from famr.errors import RequestError
+from famr.resizing import resize_and_crop
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
@@ -49,6 +50,10 @@ class Preprocessing:
         from torchvision.transforms import InterpolationMode
         from torchvision.transforms.v2 import functional as F
 
+        if images.is_cuda and self.interpolation in ("bilinear", "bicubic"):
+            found = resize_and_crop(images, self.resize, self.crop, self.interpolation)
+            if found is not None:
+                return found
         size = [self.resize] if isinstance(self.resize, int) else list(self.resize)
         if self.interpolation == "lanczos":
             images = _resize_lanczos(images, size)

@@ -80,11 +80,12 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.gather(-1, labels[:, None])[:, 0] - others
 
 
-def reference_target(logits: Tensor, labels: Tensor, held_out: Tensor) -> Tensor:
+def reference_target(logits: Tensor, labels: Tensor, held_out: Tensor, overshoot: float = 0.0) -> Tensor:
     """The original's answers with the log-odds of the true class as `held_out` images have them, rank by rank.
 
     The least sure forget image gets the log-odds of the least sure held-out image, and so on up; none becomes surer
-    than it was. The other classes keep their proportions.
+    than it was. The other classes keep their proportions. With an overshoot κ the log-odds go 1 + κ times as far: a
+    short run stops before it has gone the whole way.
 
     >>> z = torch.tensor([[5.0, 0.0], [9.0, 0.0]])
     >>> reference_target(z, torch.tensor([0, 0]), held_out=torch.tensor([0.0, 0.0])).round(decimals=2)
@@ -95,5 +96,5 @@ def reference_target(logits: Tensor, labels: Tensor, held_out: Tensor) -> Tensor
     ranks = (own.argsort().argsort().to(own) + 0.5) / len(own)
     wanted = torch.minimum(torch.quantile(held_out.to(own), ranks), own)
     changed = at_least_float32(logits).clone()
-    changed[torch.arange(len(labels)), labels] += wanted - own
+    changed[torch.arange(len(labels)), labels] += (1 + overshoot) * (wanted - own)
     return torch.softmax(changed, dim=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -56,11 +57,12 @@ def certify(
     device: str | None = None,
     lanczos_steps: int = LANCZOS_STEPS,
     retained_images: int = RETAINED_IMAGES,
+    on_part: Callable[[str], None] | None = None,
 ) -> Certificate:
     """What can be said about the run, each claim with its bound and assumptions.
 
     `retrained` is a model that never saw the forget set; without it the claims about it are not available. `sketch` and
-    `style_target` are those of the run, if it had any.
+    `style_target` are those of the run, if it had any. `on_part` hears which part begins.
     """
     require_same_labels(result.model, splits)
     if sketch is not None:
@@ -68,7 +70,9 @@ def certify(
     place = pick_device(device or "auto")
     try:
         with repeatable(result.seed):
-            claims = _claims(result, splits, retrained, sketch, style_target, place, lanczos_steps, retained_images)
+            say = on_part or (lambda _part: None)
+            where = (place, lanczos_steps, retained_images, say)
+            claims = _claims(result, splits, retrained, sketch, style_target, *where)
     except torch.OutOfMemoryError as error:
         raise NumericsError(
             "There is too little memory for second derivatives of this network.",
@@ -99,7 +103,9 @@ def _claims(
     place: torch.device,
     lanczos_steps: int,
     retained_images: int,
+    say: Callable[[str], None],
 ) -> list[Claim]:
+    say("the objective of the run")
     method = replace(result.method, precision="fp32")
     model = result.original.copy()
     model.module.to(place).eval()
@@ -114,11 +120,14 @@ def _claims(
         plain = replace(loss.method, anchor="l2") if method.optimiser == "natural" else loss.method  # no part of J
         anchors = anchors_for(replace(loss, method=plain), splits, None, sketch, result.seed)
         objective = resting_objective(loss, passes, anchors)
+        say("the influence step")
         influence = _influence(objective, splits, sketch, retained_images, place)
+        say("curvature at the result")
         found = deviation_claims(
             objective, flat([weights[name] for name in names]), passes.steps_per_epoch, lanczos_steps
         )
         moved = objective.moved
+    say("the retrained model")
     compared = {
         name: image_batches(
             images.take(torch.arange(min(len(images), COMPARED_IMAGES))), model.prepared_by(), EVALUATION_BATCH, place

@@ -27,9 +27,7 @@ def deviation_claims(objective: RestingObjective, result: Tensor, batches: int, 
     objective.put(result)
     last = _Point.at(objective)
     spectrum = extreme_eigenvalues(objective.product(), len(result), steps=steps, like=result)
-    forget_spectrum = spectrum
-    if objective.penalty is not None or objective.held is not None:
-        forget_spectrum = extreme_eigenvalues(objective.forget_product(), len(result), steps=steps, like=result)
+    forget_spectrum = _of_forgetting(objective, spectrum, result, steps)
     return [
         _stationarity(method, last, steepest),
         _curvature(spectrum, last, steepest),
@@ -39,6 +37,16 @@ def deviation_claims(objective: RestingObjective, result: Tensor, batches: int, 
         _contraction(objective, result, last, batches, forget_spectrum),
         _step_size(objective, batches, forget_spectrum),
     ]
+
+
+def _of_forgetting(objective: RestingObjective, spectrum: Spectrum, result: Tensor, steps: int) -> Spectrum:
+    """The spectrum of ∇²L_forget, given that of ∇²J."""
+    method = objective.loss.method
+    if method.optimiser != "sgd" or (objective.penalty is None and objective.held is None):
+        return spectrum  # nobody asks for it, or J is L_forget
+    if objective.held is None and method.anchor == "l2":  # ∇²J = ∇²L_forget + λI
+        return spectrum.shifted(-objective.strength)
+    return extreme_eigenvalues(objective.forget_product(), len(result), steps=steps, like=result)
 
 
 class _Point:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,10 @@ class Spectrum:
     steps: int
     exact: bool
     """The steps spanned the whole space, or all of it that the start vector reaches."""
+
+    def shifted(self, by: float) -> Spectrum:
+        """The spectrum of A + by·I."""
+        return replace(self, smallest=self.smallest + by, largest=self.largest + by)
 
 
 def extreme_eigenvalues(product: Product, size: int, *, steps: int, like: Tensor, seed: int = 0) -> Spectrum:
