@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
+FEW = 4
+"""Up to so many runs are named above the figure."""
 CURVE = re.compile(r"(\w+) anchor, strength (\S+)")
 COLOURS = {"l2": "#8a8a8a", "fisher": "#b07d2b", "kfac": "#2a6f97", "function": "#6a8d2f"}
 MARKS = {
@@ -24,15 +27,24 @@ def position(cells: list[dict[str, Any]]) -> tuple[float, float]:
     return forgotten, 100 * statistics.fmean(kept)
 
 
+def in_common(cells: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The cells of each curve and each mark, of those classes and seeds alone that every curve has."""
+    by_name: dict[str, dict[str, dict[str, Any]]] = {}
+    for cell in cells:
+        if "error" not in cell and (CURVE.fullmatch(cell["name"]) or cell["name"] in MARKS):
+            by_name.setdefault(cell["name"], {})[json.dumps((cell["request"], cell["seed"]))] = cell
+    curves = [set(found) for name, found in by_name.items() if CURVE.fullmatch(name)]
+    shared = set.intersection(*curves) if curves else {case for found in by_name.values() for case in found}
+    kept = {name: [cell for case, cell in found.items() if case in shared] for name, found in by_name.items()}
+    return {name: found for name, found in kept.items() if found}
+
+
 def draw_frontier(content: dict[str, Any], file: Path) -> None:
     """Each anchor's curve from loose to firm, and each method where it lands."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for cell in content["cells"]:
-        if "error" not in cell:
-            by_name.setdefault(cell["name"], []).append(cell)
+    by_name = in_common(content["cells"])
     figure = Figure(figsize=(7.6, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -55,5 +67,8 @@ def draw_frontier(content: dict[str, Any], file: Path) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(alpha=0.25)
+    cases = {(cell["request"]["classes"][0], cell["seed"]) for found in by_name.values() for cell in found}
+    told = ", ".join(f"{name} (seed {seed})" for name, seed in sorted(cases))
+    axes.set_title(f"classes and seeds: {told}" if len(cases) <= FEW else f"{len(cases)} runs", fontsize=9)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(file, metadata={"Software": None})

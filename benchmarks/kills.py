@@ -4,6 +4,7 @@
 
 Counted: outputs that are neither absent nor whole, inputs that changed, runs that could not go on, and weights that
 differ from those of a run nobody killed. A state is kept after every epoch, so that there is something to go on from.
+A run that was over before its kill is no kill: it is begun again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from famr.errors import FamrError
 from famr.resuming import Unfinished
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
+SEEN = ("kills", "with_a_state", "corrupt_outputs", "changed_inputs", "resumes", "other_weights")
 TRAINING = famr.Training(epochs=8, batch_size=64, learning_rate=3e-3)
 
 
@@ -60,19 +63,18 @@ def killed(folder: Path, kills: int, seed: int) -> dict[str, object]:
     weights = file_digest(whole / "model.safetensors")
     log(f"one run takes {seconds:.1f} s")
     draw = random.Random(seed)
-    counts = dict.fromkeys(
-        ("kills", "too_late", "with_a_state", "corrupt_outputs", "changed_inputs", "failed_resumes", "other_weights"), 0
-    )
+    counts = dict.fromkeys([*SEEN, "too_late"], 0)
     for turn in range(kills):
         output = folder / f"run-{turn}"
         state = output.with_name(f"{output.name}.unfinished") / "state.json"
-        over = kill_after(draw.uniform(0, seconds), [*command, "--output-dir", str(output)])
+        while kill_after(draw.uniform(0, seconds), [*command, "--output-dir", str(output)]):
+            counts["too_late"] += 1
+            shutil.rmtree(output)
         counts["kills"] += 1
-        counts["too_late"] += over
         counts["with_a_state"] += state.is_file()
         counts["corrupt_outputs"] += not absent_or_whole(output)
-        again = [*command, "--output-dir", str(output), *(["--overwrite"] if output.exists() else ["--resume"])]
-        counts["failed_resumes"] += finish(again) != 0 or not absent_or_whole(output) or state.parent.exists()
+        again = [*command, "--output-dir", str(output), "--resume", *(["--overwrite"] if output.exists() else [])]
+        counts["resumes"] += finish(again) == 0 and absent_or_whole(output) and not state.parent.exists()
         counts["other_weights"] += file_digest(output / "model.safetensors") != weights
         counts["changed_inputs"] += folder_digests(original) != before
         litter = sorted(path.name for path in folder.iterdir() if path.name.startswith((f"run-{turn}", f".run-{turn}")))

@@ -22,7 +22,7 @@ from benchmarks.certificate_tables import (
     markdown,
     sisa_page,
 )
-from benchmarks.fault_tables import kills_page
+from benchmarks.fault_tables import fuzz_page, kills_page, soak_page
 from benchmarks.frontier_figure import draw_frontier
 from benchmarks.overview import bench_page, overview
 from benchmarks.speed_tables import draw_if_any, speed_markdown
@@ -41,6 +41,8 @@ OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "certificates": deviation_page,
     "audit": audit_page,
     "kills": kills_page,
+    "soak": soak_page,
+    "fuzz": fuzz_page,
     "speed": speed_markdown,
 }
 FIGURES = {
@@ -135,7 +137,8 @@ def _setting(content: dict[str, Any]) -> str:
 
 def _means(name: str, cells: list[dict[str, Any]]) -> str:
     """A row for the original, one for each method, one for the retrained model."""
-    rows = [("model", *COLUMNS.values(), "Ret-Acc − original", "Ret-Acc − retrained", "JS to retrained", "seconds")]
+    compared = ("Ret-Acc − original", "Ret-Acc − retrained", "JS to retrained", "seconds")
+    rows = [("model", "runs", *COLUMNS.values(), *compared)]
     methods = list(dict.fromkeys(cell.get("name", "unlearned") for cell in cells))
     cases = list({json.dumps((cell["request"], cell["seed"])): cell for cell in cells}.values())  # shared by methods
     rows.append(_mean_row("original", "original", cases))
@@ -146,7 +149,7 @@ def _means(name: str, cells: list[dict[str, Any]]) -> str:
     if name in PAPER_ROWS:
         printed = PAPER_ROWS[name]
         figures = [in_percent(column, printed[column]) if column in printed else "–" for column in COLUMNS]
-        rows.append(("the paper's own row", *figures, "–", "–", "–", "–"))
+        rows.append(("the paper's own row", "–", *figures, "–", "–", "–", "–"))
     return markdown(rows)
 
 
@@ -169,7 +172,7 @@ def summary(content: dict[str, Any]) -> str:
         ("", "retained accuracy − retrained, points", "forget accuracy %", "entropy", "JS to retrained", "seconds")
     ]
     for told, model, found in groups:
-        if found:
+        if len(found) == len(cases):  # a method that was run on some of the cases alone cannot be compared here
             kept, js, seconds = _mean_row(told, model, found)[-3:]
             forgotten = [_mean(column, _known(c[model][column] for c in found)) for column in SHOWN]
             rows.append((told, kept, *forgotten, js, seconds))
@@ -189,7 +192,8 @@ def _mean_row(label: str, model: str, cells: list[dict[str, Any]]) -> tuple[str,
         else "–"
         for other in ("original", "retrained")
     ]
-    return (label, *figures, *differences, _mean("js", js) if model == "unlearned" else "–", _mean("seconds", seconds))
+    nearness = _mean("js", js) if model == "unlearned" else "–"
+    return (label, str(len(cells)), *figures, *differences, nearness, _mean("seconds", seconds))
 
 
 def _between_seeds(content: dict[str, Any]) -> list[str]:
@@ -209,6 +213,9 @@ def requests_page(name: str, content: dict[str, Any]) -> str:
     for kind, cells in kinds.items():
         if cells:
             parts += [f"## {KINDS[kind]}", PAGES[kind](cells)]
+        shorter = sorted({c["kind"] for c in content["cells"] if c["kind"].startswith(f"{kind}, ")})
+        for other in shorter:
+            parts += [f"### {other.capitalize()}", PAGES[kind]([c for c in content["cells"] if c["kind"] == other])]
     parts.append("± is half of a 95 % interval (Student's t over the runs). Times include every preparation.")
     return "\n\n".join(parts) + "\n"
 

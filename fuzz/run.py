@@ -2,6 +2,7 @@
 
     python -m fuzz.run --seconds 60                 every target, one after the other
     python -m fuzz.run --seconds 60 --only header   one of them
+    python -m fuzz.run --output FILE                add the totals to a result file, as `make fuzz` does
 
 Each target starts from `fuzz/corpus/TARGET` and from what earlier runs have kept in `build/fuzz-corpus`, where it adds
 what reached new code. An input that crashes is kept in `build/fuzz`, and the exit code is 1.
@@ -14,6 +15,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +42,7 @@ def fuzz(name: str, seconds: int) -> None:
 
 
 def run_all(names: list[str], seconds: int) -> dict[str, dict[str, int]]:
-    """Each target in a process of its own: how many inputs it tried, and how many of them crashed."""
+    """Each target in a process of its own: how many inputs it tried, how many crashed, and how many it knows now."""
     from fuzz.targets import seeds
 
     CRASHES.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,9 @@ def run_all(names: list[str], seconds: int) -> dict[str, dict[str, int]]:
         tried = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)
         if tried is None:
             sys.exit(f"The fuzzer of {name} did not run:\n{done.stderr[-3000:]}")
-        counts[name] = {"inputs": int(tried[1]), "crashes": len(set(CRASHES.iterdir()) - before)}
+        known = {file.name for folder in (CORPUS, FOUND) for file in (folder / name).iterdir()}
+        crashes = len(set(CRASHES.iterdir()) - before)
+        counts[name] = {"inputs": int(tried[1]), "crashes": crashes, "corpus": len(known)}
         if counts[name]["crashes"]:
             print(done.stderr[-3000:], file=sys.stderr)
     return counts
@@ -69,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--only", choices=TARGETS, action="append")
+    parser.add_argument("--output", type=Path, help="a result file, to which this run is added")
     parser.add_argument("--target", choices=TARGETS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.target:
@@ -76,6 +81,11 @@ def main() -> None:
         return
     counts = run_all(asked.only or list(TARGETS), asked.seconds)
     print(json.dumps(counts, indent=2))
+    if asked.output is not None:
+        from benchmarks.cells import Results
+
+        facts = {"benchmark": "fuzz-parsers", "fuzzer": f"atheris {metadata.version('atheris')}"}
+        Results(asked.output, facts).add({"seconds": asked.seconds, "targets": counts})
     sys.exit(any(count["crashes"] for count in counts.values()))
 
 

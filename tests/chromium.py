@@ -23,6 +23,10 @@ from typing import Any
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WIDTHS = {"desk": 1280, "telephone": 390}
+CUT = (
+    "[...document.querySelectorAll('table')].filter(t => t.parentElement.scrollWidth > t.parentElement.clientWidth + 1)"
+    ".map(t => t.parentElement.getAttribute('aria-label') ?? '')"
+)
 TROUBLE = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
 
 
@@ -34,6 +38,8 @@ class Seen:
     requests: list[str] = field(default_factory=list)
     overflow: int = 0
     """Pixels by which the page, not a box in it, is wider than the window."""
+    cut: list[str] = field(default_factory=list)
+    """Tables that are wider than their box, so that a part of them is not seen."""
     screenshot: bytes = b""
 
 
@@ -81,6 +87,10 @@ class Chromium:
             self.events.append(message)
         return message
 
+    def _evaluate(self, expression: str) -> Any:
+        asked = {"expression": expression, "returnByValue": True}
+        return self.call("Runtime.evaluate", asked)["result"]["value"]
+
     def look_at(self, page: Path, width: int, scheme: str) -> Seen:
         """Open a page at a width, in the light or the dark."""
         self.events.clear()
@@ -90,8 +100,9 @@ class Chromium:
         self.call("Emulation.setEmulatedMedia", {"features": [feature]})
         self.call("Page.navigate", {"url": page.resolve().as_uri()})
         self.wait_for("Page.loadEventFired")
-        asked = {"expression": "document.documentElement.scrollWidth - window.innerWidth", "returnByValue": True}
-        seen = Seen(overflow=self.call("Runtime.evaluate", asked)["result"]["value"])
+        seen = Seen(
+            overflow=self._evaluate("document.documentElement.scrollWidth - window.innerWidth"), cut=self._evaluate(CUT)
+        )
         taken = self.call("Page.captureScreenshot", {"captureBeyondViewport": True})
         seen.screenshot = base64.b64decode(taken["data"])
         for event in self.events:
@@ -142,6 +153,7 @@ def main() -> None:
                 seen = browser.look_at(page, width, scheme)
                 loaded = [url for url in seen.requests if not url.startswith(("file:", "data:"))]
                 wrong = [*seen.complaints, *loaded, *(["the page is too wide"] if seen.overflow > 0 else [])]
+                wrong += [f"a table is cut: {name}" for name in seen.cut]
                 trouble |= bool(wrong)
                 print(f"{name}, {scheme}: {'; '.join(wrong) or 'nothing to complain about'}")
                 if folder is not None:

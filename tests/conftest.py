@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Callable
@@ -22,7 +23,21 @@ from famr.data import Data
 from famr.train import Trained
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
+SMALL_VIT = {"img_size": 12, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
+SHIFTS = Augmentation(smallest_area=0.9, mirror=False)
+
+LONG = ("audit", "ranks", "defaults", "story", "models", "audit_shadows", "export", "certificates", "resuming")
+"""The files that take longest: they begin first, the second not with a model of those below, as the first makes it."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files go to the workers in the order of `pytest_collection_modifyitems`, not by their number of tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    long = [f"test_{name}" for name in LONG]
+    items.sort(key=lambda item: long.index(item.path.stem) if item.path.stem in long else len(long))
 
 
 def alg1(**changes: Any) -> famr.FAMR:
@@ -52,12 +67,54 @@ def digits() -> Data:
 
 
 @pytest.fixture(scope="session")
-def trained(digits: Data) -> Trained:
-    """A ViT of two blocks, trained for a few seconds; it knows 19 digits in 20."""
-    start = famr.new_model("timm:vit_tiny_patch16_224", digits.labels, from_scratch=True, arguments=SMALL_VIT)
-    shifts = Augmentation(smallest_area=0.9, mirror=False)
-    training = famr.Training(epochs=20, batch_size=64, learning_rate=3e-3, augmentation=shifts)
-    return famr.fit(start, digits.train, training, device="cpu")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Trained]], Trained]:
+    """Train a model in one of the test processes; the others wait for it and read it."""
+    base = tmp_path_factory.getbasetemp()
+    place = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def found_or_made(name: str, make: Callable[[], Trained]) -> Trained:
+        file = place / f"{name}.trained"
+        with (place / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                torch.save(make(), file)
+        made: Trained = torch.load(file, weights_only=False)
+        return made
+
+    return found_or_made
+
+
+def small_vit(digits: Data, seed: int = 0) -> famr.Classifier:
+    """A ViT of two blocks that knows nothing yet."""
+    return famr.new_model("timm:vit_tiny_patch16_224", digits.labels, from_scratch=True, arguments=SMALL_VIT, seed=seed)
+
+
+@pytest.fixture(scope="session")
+def trained(digits: Data, once: Callable[[str, Callable[[], Trained]], Trained]) -> Trained:
+    """Trained for a few seconds, it knows 19 digits in 20."""
+    training = famr.Training(epochs=20, batch_size=64, learning_rate=3e-3, augmentation=SHIFTS)
+    return once("original", lambda: famr.fit(small_vit(digits), digits.train, training, device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def retrained_runs(
+    without_three: famr.Splits, digits: Data, once: Callable[[str, Callable[[], Trained]], Trained]
+) -> list[Trained]:
+    """Three that never saw a three, each from its own seed."""
+    retain = without_three.retain
+    assert retain is not None
+    training = famr.Training(epochs=15, batch_size=64, learning_rate=3e-3, augmentation=SHIFTS)
+
+    def make(seed: int) -> Trained:
+        return famr.fit(small_vit(digits, seed), retain, training, seed=seed, device="cpu")
+
+    return [once(f"without-3-{seed}", lambda seed=seed: make(seed)) for seed in range(3)]  # type: ignore[misc]
+
+
+@pytest.fixture(scope="session")
+def retrained(retrained_runs: list[Trained]) -> famr.Classifier:
+    """One that never saw a three."""
+    return retrained_runs[0].model
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ FAULTS: dict[int, Row] = {
             ("one of several processes dies or hangs", "all stop, 5; no partial files"),
             ("processes see different data", "3 before the first step"),
             ("ledger or envelope edited, cut, reordered, of another key", "`verify` gives 7 and the first bad entry"),
-            ("clock goes backwards", "the sequence number decides"),
+            ("clock goes backwards", "the sequence number decides; warned"),
             ("a class name that breaks renderers", "shown as text"),
             ("NaN or an integer beyond 2⁵³ in canonical JSON", "written as null or text before signing"),
             ("second request on an unlearned model", "allowed; linked to the earlier run"),
@@ -119,7 +119,7 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         ("test_resuming.py::test_the_state_of_another_run_is_refused",),
     ),
     30: (
-        "5: The forgetting loss or a weight is no longer a finite number; epoch and step are named",
+        "step, layer and images are named; images that are no numbers are noticed before the first step",
         (
             "test_optimise.py::test_a_loss_that_is_no_number_names_its_step_and_stops",
             "test_optimise.py::test_images_that_are_no_numbers_are_noticed_before_the_first_step",
@@ -153,6 +153,33 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
             "test_audit.py::test_too_few_images_cannot_tell",
             "test_audit_shadows.py::test_too_few_images_or_models_cannot_tell",
         ),
+    ),
+    36: (
+        "each batch is taken in parts, then each block is computed twice, with a warning and the same result; else 5",
+        (
+            "test_scarce.py::test_a_run_that_runs_out_of_memory_takes_its_batches_in_parts_and_ends_the_same",
+            "test_scarce.py::test_blocks_that_are_computed_twice_keep_less_and_give_the_same_gradient",
+            "test_scarce.py::test_where_one_image_is_too_much_the_error_says_so_and_the_network_is_as_it_was",
+        ),
+    ),
+    46: (
+        "5: Another process of this run ended, or did not answer in time; no run folder and no staging is left",
+        (
+            "test_ranks.py::test_a_killed_process_ends_the_other",
+            "test_ranks.py::test_a_process_that_sleeps_is_not_waited_for_without_end",
+            "test_ranks.py::test_a_process_that_fails_halfway_tells_the_other_why",
+        ),
+    ),
+    47: (
+        "3: The processes of this run do not see the same: the pixels of the forget images.",
+        (
+            "test_ranks.py::test_the_same_names_with_other_pictures_are_noticed",
+            "test_ranks.py::test_what_is_wrong_with_one_is_said_by_both",
+        ),
+    ),
+    54: (
+        "2: 2 processes were asked for, and 1 started.",
+        ("test_ranks.py::test_fewer_processes_than_asked_for_are_an_error",),
     ),
     48: (
         "7, naming the first bad entry or file",
@@ -195,14 +222,7 @@ CHANGED: dict[int, str] = {
 }
 """Where famr does otherwise than first listed, and why."""
 
-OPEN: dict[int, str] = {
-    30: "the layer and the images of the batch are not named yet",
-    36: "batches are not halved and tried again; the run ends with 5",
-    46: "not shown by a fault test yet",
-    47: "not shown by a fault test yet",
-    49: "nobody is warned of the clock",
-    54: "not shown by a fault test yet",
-}
+OPEN: dict[int, str] = {}
 """Rows, or parts of rows, that do not behave as listed yet."""
 
 
@@ -252,8 +272,8 @@ def document(observed: dict[int, list[str]]) -> str:
         "or request, 3 data, 4 checkpoint, 5 numerics, 6 storage, 7 gate, 130 stopped. In all of them the inputs are",
         "unchanged, nothing is left at the output path, and no traceback is shown without `--debug`.",
         "",
-        f"Of {len(FAULTS)} rows {len(FAULTS) - len(open_rows)} behave as listed or as changed; "
-        f"{len(open_rows)} are open in whole or in part: {', '.join(map(str, open_rows))}.",
+        f"Of {len(FAULTS)} rows {len(FAULTS) - len(open_rows)} behave as listed or as changed; open in whole or in "
+        f"part: {', '.join(map(str, open_rows)) or 'none'}.",
         "",
         "| # | fault | expected | seen | tests |",
         "|---|---|---|---|---|",

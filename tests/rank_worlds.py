@@ -67,9 +67,23 @@ def world(folder: Path, act: Callable[..., None], *arguments: Any, stopped: int 
     return [Ended(process.exitcode or 0, *texts) for process, texts in zip(processes, said, strict=True)]
 
 
+def by_itself(folder: Path, arguments: list[str]) -> Ended:
+    """`famr …` in one process that knows of no other."""
+    process = START.Process(target=_speak, args=(0, folder, command, (arguments,)))
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode is not None, "it hangs"
+    said = [(folder / f"0.{kind}").read_text(encoding="utf-8") for kind in ("out", "err")]
+    return Ended(process.exitcode, *said)
+
+
 def _be(rank: int, port: int, folder: Path, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": str(port), "FAMR_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
+    _speak(rank, folder, act, arguments)
+
+
+def _speak(rank: int, folder: Path, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     files = [(folder / f"{rank}.{kind}").open("w", encoding="utf-8") for kind in ("out", "err")]
     with files[0], files[1], redirect_stdout(files[0]), redirect_stderr(files[1]):

@@ -74,7 +74,7 @@ def test_fisher_agrees_with_a_loop_over_images_of_a_cnn() -> None:
 
 
 def test_fisher_agrees_with_a_loop_over_images_of_a_vit(original: famr.Classifier) -> None:
-    inputs = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    inputs = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(3))
     module = original.module
     found = fisher_diagonal(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(9))
     for ours, theirs in zip(found, slow_fisher(module, inputs, 9), strict=True):
@@ -97,7 +97,7 @@ def test_fisher_of_a_linear_model_tends_to_its_closed_form() -> None:
 
 def test_fisher_leaves_the_network_as_it_was(original: famr.Classifier) -> None:
     before = original.digest()
-    fisher_diagonal(original.module, logits_of, [batch(torch.randn(2, 3, 16, 16))], torch.Generator())
+    fisher_diagonal(original.module, logits_of, [batch(torch.randn(2, 3, 12, 12))], torch.Generator())
     assert original.digest() == before
     assert all(parameter.grad is None for parameter in original.module.parameters())
 
@@ -234,7 +234,7 @@ def test_holding_a_few_answers_keeps_more_retained_accuracy(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
     free, held = (kept(original, without_three, function_strength=s).history[-1] for s in (0.0, 3.0))
-    assert held.retain_accuracy > free.retain_accuracy + 0.05  # type: ignore[operator]
+    assert held.retain_accuracy > free.retain_accuracy + 0.03  # type: ignore[operator]
     assert held.loss_anchor > 0
 
 

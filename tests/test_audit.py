@@ -16,31 +16,14 @@ from famr.audits import survival
 from famr.audits.audit import audit
 from famr.audits.intervals import gap_figure, mean_gap_figure, mean_interval
 from famr.audits.verdict import Audit, read_thresholds
-from famr.augmentation import Augmentation
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
 from famr.train import Trained
 
-TRAINING = famr.Training(
-    epochs=15, batch_size=64, learning_rate=3e-3, augmentation=Augmentation(smallest_area=0.9, mirror=False)
-)
-
 
 @pytest.fixture(scope="module")
-def retrained(without_three: famr.Splits, digits: Data) -> list[Trained]:
-    assert without_three.retain is not None
-    made = []
-    for seed in (0, 1, 2):
-        start = famr.new_model(
-            "timm:vit_tiny_patch16_224", digits.labels, from_scratch=True, arguments=SMALL_VIT, seed=seed
-        )
-        made.append(famr.fit(start, without_three.retain, TRAINING, seed=seed, device="cpu"))
-    return made
-
-
-@pytest.fixture(scope="module")
-def references(retrained: list[Trained]) -> list[famr.Classifier]:
-    return [found.model for found in retrained]
+def references(retrained_runs: list[Trained]) -> list[famr.Classifier]:
+    return [found.model for found in retrained_runs]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +123,7 @@ def test_a_class_that_is_merely_biased_away_is_caught(
     biased = original.copy()
     with torch.no_grad():
         biased.module.head.bias[3] -= 20  # type: ignore[index,union-attr]
-    found = audit(biased, without_three, original=original, retrained=references, quick=True, device="cpu")
+    found = audit(biased, without_three, original=original, retrained=references[:1], quick=True, device="cpu")
     verdicts = {check.name: check.verdicts["unlearned"] for check in found.checks}
     assert verdicts["forget_accuracy"] == "pass"
     assert verdicts["best_bias_excess"] == "fail"
@@ -159,9 +142,9 @@ def test_without_a_retrained_model_nothing_is_invented(original: famr.Classifier
         assert "no retrained model" in str(check.figures["unlearned"].why_not)
 
 
-def test_too_few_images_cannot_tell(original: famr.Classifier, digits: Data, retrained: list[Trained]) -> None:
+def test_too_few_images_cannot_tell(original: famr.Classifier, digits: Data, retrained: famr.Classifier) -> None:
     splits = famr.split(digits, famr.Request(samples=[1, 2, 3]))
-    found = audit(original, splits, retrained=[retrained[0].model], device="cpu")
+    found = audit(original, splits, retrained=[retrained], device="cpu")
     assert set(found.verdicts.values()) == {"cannot tell"}
     assert any("too few" in note for note in found.notes)
 
@@ -192,13 +175,13 @@ def test_intervals_hold_the_mean_and_shrink_with_more_images() -> None:
 
 
 def test_the_command_writes_the_audit_and_exits_by_its_gates(
-    original_run: Path, retrained: list[Trained], tmp_path: Path, run: Callable[..., Outcome]
+    original_run: Path, retrained_runs: list[Trained], tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     folder = tmp_path / "no-3"
     asked = ["--model", original_run, "--data", "digits", "--class", "3", "--output-dir", folder, "--device", "cpu"]
     assert run("forget", *asked, "--paper", "--learning-rate", "5e-5", "--quiet").code == 0
     references: list[str | Path] = []
-    for place, found in enumerate(retrained[:2]):
+    for place, found in enumerate(retrained_runs[:2]):
         references += ["--retrained", found.save(tmp_path / f"retrained-{place}")]
     outcome = run("audit", folder, *references, "--quick", "--device", "cpu", "--json")
     assert outcome.code == 7
@@ -209,6 +192,6 @@ def test_the_command_writes_the_audit_and_exits_by_its_gates(
     assert run("evaluate", folder, "--device", "cpu").code == 0
     lenient = tmp_path / "lenient.json"
     lenient.write_text(json.dumps(dict.fromkeys(told["subject"]["thresholds"], 1.0)), encoding="utf-8")
-    passed = run("audit", folder, *references, "--quick", "--thresholds", lenient, "--device", "cpu")
+    passed = run("audit", folder, *references[:2], "--quick", "--thresholds", lenient, "--device", "cpu")
     assert passed.code == 0, passed.err
     assert "verdict" in passed.out

@@ -340,6 +340,7 @@ def test_records_refuse_what_is_not_theirs(tmp_path: Path) -> None:
         Records(tmp_path / "run/bench", {})
     records = Records(tmp_path / "bench", {})
     records.plan({}, {}, [], {})
+    records.write()
     records.keep("cells", Key("a", "b", 0), {"x": 1})
     next((tmp_path / "bench/cells").iterdir()).write_text("{", encoding="utf-8")
     with pytest.raises(FamrError, match="damaged"):

@@ -108,6 +108,10 @@ def test_the_commands_train_remove_and_refuse(original_run: Path, tmp_path: Path
     twice = run("forget", "--model", less, *asked, "--sample", "0", "--output-dir", none)
     assert twice.code == 2
     assert "None of these images" in twice.err
+    for command in (["evaluate"], ["report"], ["audit"], ["certify"], ["export"], ["sign", "--key", tmp_path / "none"]):
+        told = run(command[0], less, *command[1:])
+        assert told.code == 4
+        assert "of a certified head: what holds of it stands in its certificate.md" in told.err
 
 
 def test_a_head_needs_labels(original: famr.Classifier, digits: Data) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import famr
-from conftest import Outcome, alg1
+from conftest import SMALL_VIT, Outcome, alg1
 from famr.data import Data
 from famr.digests import folder_digests
 
@@ -149,6 +149,7 @@ def test_the_demo_tells_the_whole_story(
 
     from famr.cli import demo
 
+    monkeypatch.setattr(demo, "SMALL", {**demo.SMALL, "embed_dim": 48})
     monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, epochs=1))
     for name in ("METHOD", "PAPER"):
         monkeypatch.setattr(demo, name, replace(getattr(demo, name), epochs=2, strength=1.0))
@@ -171,9 +172,7 @@ def faults(digits: Data, original_run: Path, tmp_path: Path) -> dict[str, tuple[
     broken = write_digits(digits, tmp_path / "broken", 3)
     next((broken / "3").iterdir()).write_bytes(b"not an image")
     tensors = load_file(original_run / "model.safetensors")
-    shape = [
-        f"--model-arg={pair}" for pair in ("img_size=16", "patch_size=4", "embed_dim=64", "depth=2", "num_heads=2")
-    ]
+    shape = [f"--model-arg={name}={value}" for name, value in SMALL_VIT.items()]
     save_file({k: v for k, v in tensors.items() if k != "norm.weight"}, tmp_path / "missing.safetensors")
     save_file({**tensors, "odd": torch.zeros(1)}, tmp_path / "unexpected.safetensors")
     head = {"head.weight": torch.zeros(7, 64), "head.bias": torch.zeros(7)}

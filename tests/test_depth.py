@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 import famr
-from audited import retrained, same_weights, weights_of, with_low_bias
+from audited import same_weights, weights_of, with_low_bias
 from famr.audits.cka import layer_cka, linear_cka
 from famr.audits.depth import depth_of
 from famr.audits.features import PENULTIMATE, block_layers, layer_features
@@ -199,12 +199,12 @@ def test_cka_is_one_with_itself_or_turned_and_small_with_noise() -> None:
 
 
 def test_a_hidden_class_is_found_and_a_class_never_seen_is_not(
-    original: famr.Classifier, without_three: famr.Splits
+    original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
     hidden, before = with_low_bias(original), weights_of(original)
     found = {
-        name: depth_of(model, without_three, original=original, retrained=retrained(), device="cpu")
-        for name, model in (("original", original), ("hidden", hidden), ("retrained", retrained()))
+        name: depth_of(model, without_three, original=original, retrained=retrained, device="cpu")
+        for name, model in (("original", original), ("hidden", hidden), ("retrained", retrained))
     }
     assert found["hidden"].as_it_is.forget_accuracy == 0  # by its answers the class is gone
     assert found["retrained"].as_it_is.forget_accuracy == 0

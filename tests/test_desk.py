@@ -138,6 +138,15 @@ def test_files_are_found_by_their_own_hash(tmp_path: Path) -> None:
     assert (found.state, found.id) == ("found", wanted)
 
 
+def test_pictures_no_larger_than_a_thumbnail_are_found_when_enlarged(digits: Data) -> None:
+    some = [digits.train.decode(int(row)).convert("RGB") for row in digits.train.rows[:200]]
+    known = [fingerprint(np.asarray(picture)) for picture in some]
+    larger = [fingerprint(np.asarray(picture.resize((32, 32), Image.Resampling.BICUBIC))) for picture in some]
+    found = matches(larger, known)
+    assert len(found) > 180
+    assert all(match.first == match.second for match in found)
+
+
 def test_examples_are_found_exactly_and_nearly(digits: Data, tmp_path: Path) -> None:
     made = [digits.train.decode(int(row)).convert("RGB").resize((32, 32)) for row in digits.train.rows[:300]]
     changed = {

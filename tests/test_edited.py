@@ -50,8 +50,8 @@ def test_weights_of_a_part_that_is_never_called_belong_to_the_part_around_it() -
 def test_everything_but_the_head_and_everything() -> None:
     module = timm.create_model("vit_tiny_patch16_224", **SMALL_VIT, num_classes=5)
     every = [name for name, _ in module.named_parameters()]
-    assert names_of(module, 16, 1.0, head=True) == every
-    assert names_of(module, 16, 1.0) == [name for name in every if not name.startswith("head.")]
+    assert names_of(module, SMALL_VIT["img_size"], 1.0, head=True) == every
+    assert names_of(module, SMALL_VIT["img_size"], 1.0) == [name for name in every if not name.startswith("head.")]
 
 
 def test_a_network_that_is_nothing_but_a_head_is_edited_there() -> None:
@@ -87,7 +87,7 @@ def test_the_paper_changes_every_weight(original: famr.Classifier, without_three
 
 def test_a_style_is_not_sought_in_layers_that_cannot_change(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(digits, famr.Request(style=("parity", "even")))
-    method = famr.FAMR(beta=None, style_layer="blocks.0", strength=100.0, fisher_images=100)
+    method = famr.FAMR(beta=None, style_layer="blocks.0", strength=100.0, fisher_images=100, epochs=2)
     with pytest.raises(RequestError, match="before every layer that may change"):
         famr.forget(original, splits, replace(method, edited_share=0.25), device="cpu", track_retain=False)
     result = famr.forget(original, splits, method, device="cpu", track_retain=False)

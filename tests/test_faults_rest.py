@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +13,15 @@ import pytest
 import torch
 
 from conftest import Outcome
+from fake_desk import DAY, ask, begin
 from famr.cli import main as cli
 from famr.cli.guarding import guarded
+from famr.desk.records import all_requests, close
+from famr.desk.scope import Scope
+from famr.desk.workspace import open_workspace
 from famr.evidence import ledger as books
 from famr.evidence.keys import read_private, write_pair
-from famr.evidence.ledger import append, open_ledger
+from famr.evidence.ledger import append, open_ledger, read_ledger
 from famr.runs import read_unlearning
 from famr.storage.places import found, recorded
 from faults import fault, seen, told
@@ -51,18 +57,37 @@ def test_a_clock_that_goes_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyP
     times = iter(["2031-01-01T00:00:00Z", "2030-01-01T00:00:00Z", "2029-01-01T00:00:00Z"])
     monkeypatch.setattr(books, "now", lambda: next(times))
     open_ledger(tmp_path / "ledger", key)
-    append(tmp_path / "ledger", b"first", {}, key)
-    whole = append(tmp_path / "ledger", b"second", {}, key)
+    warning = "Entry 1 of the ledger is dated 2030-01-01T00:00:00Z, before entry 0 .*: a clock was wrong"
+    with pytest.warns(UserWarning, match=warning):
+        append(tmp_path / "ledger", b"first", {}, key)
+    with pytest.warns(UserWarning, match=warning):
+        whole = append(tmp_path / "ledger", b"second", {}, key)
     assert [entry["seq"] for entry in whole.entries] == [0, 1, 2]
     assert whole.seq_of(b"second") == 2
-    seen(49, "entries keep the order in which they were made")
+    with pytest.warns(UserWarning, match=warning):
+        read_ledger(tmp_path / "ledger", key.public_key())
+    seen(49, "entries keep the order in which they were made; whoever adds to the ledger or reads it is warned")
+
+
+@fault(49)
+def test_a_request_that_is_closed_before_it_came(tmp_path: Path) -> None:
+    hands = begin(tmp_path)
+    ask(tmp_path, hands, Scope(classes=("a",)))
+    ask(tmp_path, hands, Scope(classes=("b",)))
+    with open_workspace(tmp_path) as desk:
+        with desk.change() as rows:
+            close(rows, 1, "done", DAY.replace(year=DAY.year - 1), "")
+        with pytest.warns(UserWarning, match="R-0001 was closed on .*, before it was received .*: a clock was wrong"):
+            found = all_requests(desk)
+    assert [record.id for record in found] == ["R-0001", "R-0002"]
+    seen(49, "requests keep their numbers; whoever lists them is warned")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), RuntimeError("one\ntwo"), AssertionError()])
 def test_what_nobody_foresaw_is_told_in_words(
     run: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(cli, "app", fail)
@@ -74,6 +99,55 @@ def test_what_nobody_foresaw_is_told_in_words(
     monkeypatch.setattr(sys, "argv", ["famr", "--debug", "classes"])
     with pytest.raises(type(error)):
         cli.main()
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "where"),
+    [
+        (("forget", "--nope"), "No such option: --nope", "famr forget"),
+        (("forget", "--model", "m", "--epochs", "x"), "Invalid value for '--epochs'", "famr forget"),
+        (("bench", "methods", "--data", "digits"), "Missing option '--output'", "famr bench methods"),
+        (("nonsense",), "No such command 'nonsense'", "famr"),
+        (("verify",), "Missing argument 'RUN|ENVELOPE'", "famr verify"),
+    ],
+)
+def test_a_mistyped_command_is_told_like_every_error(
+    run: Command, words: tuple[str, ...], what: str, where: str
+) -> None:
+    done = run(*words, "--json")
+    assert done.code == 2
+    assert "Traceback" not in done.err
+    assert done.err.startswith(f"famr: {what}")
+    error = json.loads(done.out)["error"]
+    assert error["what"].startswith(what)
+    assert {"kind": error["kind"], "exit_code": error["exit_code"], "where": error["where"], "fix": error["fix"]} == {
+        "kind": "RequestError",
+        "exit_code": 2,
+        "where": where,
+        "fix": f"{where} --help",
+    }
+    assert run(*words).out == ""
+
+
+def test_nobody_who_listens_and_few_letters_make_no_traceback() -> None:
+    """The reader of a pipe is gone before the error is told; and a terminal that knows no letter but ASCII's."""
+    wrong = [sys.executable, "-m", "famr", "forget", "--nüpe", "--json"]
+    script = '"$@" | :; exit ${PIPESTATUS[0]}'
+    piped = subprocess.run(["bash", "-c", script, "bash", *wrong], capture_output=True, text=True, check=False)
+    assert piped.returncode == 2
+    assert "Traceback" not in piped.stderr
+    assert "Exception ignored" not in piped.stderr
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    plain = subprocess.run(wrong, capture_output=True, text=True, check=False, env=environment)
+    assert plain.returncode == 2
+    assert plain.stderr.startswith("famr: No such option: --n\\xfcpe")
+
+
+def test_help_and_version_are_no_errors(run: Command) -> None:
+    assert run("--version").code == run("forget", "--help").code == 0
+    nothing = run()
+    assert nothing.code == 2
+    assert "Commands" in nothing.out + nothing.err
 
 
 @pytest.fixture

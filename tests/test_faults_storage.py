@@ -16,11 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import famr
 from conftest import Outcome
 from famr.digests import check_complete, folder_digests
 from famr.errors import CheckpointError, RequestError, StorageError
+from famr.resuming import Unfinished
 from famr.runs import add_to_run, staged, whole_file
 from famr.storage import staging
 from famr.storage.claims import claim, lock_file, release_all
@@ -153,6 +155,22 @@ def test_weights_that_do_not_fit_on_the_disk(tmp_path: Path) -> None:
         assert not any(disk.iterdir())
 
 
+@fault(38)
+def test_a_disk_that_fills_up_while_a_state_is_kept(tmp_path: Path) -> None:
+    with a_small_disk(tmp_path / "disk", 4 << 20) as disk:
+        state = Unfinished(disk / "run.unfinished")
+        state.begin(seed=1)
+        state.keep({"weight.0": torch.arange(3.0)}, {"epoch": 1})
+        before = folder_digests(state.folder)
+        with pytest.raises(StorageError, match="state of the run could not be written") as caught:
+            state.keep({"weight.0": torch.zeros(2 << 20)}, {"epoch": 2})
+        assert caught.value.exit_code == 6
+        assert folder_digests(state.folder) == before
+        kept = json.loads((state.folder / "state.json").read_text(encoding="utf-8"))
+        assert kept["facts"] == {"epoch": 1}
+    seen(38, "6 in between: The state of the run could not be written; the last one stays")
+
+
 @fault(39)
 @pytest.mark.parametrize("had_one_before", [True, False])
 def test_kill_9_while_writing(forget: Command, tmp_path: Path, had_one_before: bool) -> None:
@@ -205,6 +223,55 @@ def test_half_a_file_of_a_dead_process_is_removed_and_that_of_a_living_one_is_no
     with whole_file(tmp_path / "a.json") as file:
         file.write_text("whole", encoding="utf-8")
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", f".a.json.{os.getppid()}.tmp"}
+
+
+KILLED_WHILE_ADDING = """
+import os, signal, sys
+from pathlib import Path
+from famr.digests import check_complete
+from famr.runs import add_to_run, staged
+
+rename = Path.replace
+
+def killed_at(step, folder):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    renamed = []
+    def replace(self, target):
+        if len(renamed) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        renamed.append(target)
+        return rename(self, target)
+    Path.replace = replace
+    add_to_run(folder, {"unlearning/audit.json": "new", "unlearning/report.md": "new"})
+    os._exit(0)
+
+for step in range(6):
+    folder = Path(sys.argv[1], f"run-{step}")
+    with staged(folder) as new:
+        (new / "unlearning").mkdir()
+        (new / "unlearning/audit.json").write_text("old")
+    code = killed_at(step, folder)
+    check_complete(folder)
+    add_to_run(folder, {"unlearning/certificate.json": "{}"})
+    check_complete(folder)
+    print(code, (folder / "unlearning/audit.json").read_text(), *sorted(file.name for file in folder.rglob("*")))
+"""
+
+
+@fault(39)
+def test_kill_9_while_a_file_is_added_to_a_finished_run(tmp_path: Path) -> None:
+    """Before each of the renames: letting go of the old file, the two files, the new seal; then not at all."""
+    program = [sys.executable, "-c", KILLED_WHILE_ADDING, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    files = "COMPLETE.json audit.json certificate.json"
+    expected = [f"-9 old {files} unlearning"] * 2
+    expected += [f"-9 new {files} unlearning", f"-9 new {files} report.md unlearning"]
+    expected += [f"0 new {files} report.md unlearning"] * 2
+    assert done.stdout.splitlines() == expected
+    seen(39, "a finished run to which something is added holds at every moment")
 
 
 @fault(40)

@@ -6,15 +6,16 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import conftest
 import famr
 from famr.data import Data
 from famr.digests import file_digest
@@ -50,8 +51,8 @@ def hf_vit(folder: Path) -> famr.Classifier:
     return famr.new_model(f"hf:{folder}", LABELS)
 
 
-def torchvision_resnet(_folder: Path) -> famr.Classifier:
-    return shrunk(famr.new_model("torchvision:resnet18", LABELS, from_scratch=True))
+def torchvision_shufflenet(_folder: Path) -> famr.Classifier:
+    return shrunk(famr.new_model("torchvision:shufflenet_v2_x0_5", LABELS, from_scratch=True))
 
 
 def shrunk(model: famr.Classifier) -> famr.Classifier:
@@ -71,59 +72,84 @@ FRESH = {
 }
 
 
-def logits_without_famr(library: str, folder: Path, images: torch.Tensor, tmp_path: Path) -> torch.Tensor:
-    """What a fresh process answers that has never heard of famr."""
-    save_file({"images": images}, tmp_path / "images.safetensors")
-    script = (
-        "import sys; sys.modules['famr'] = None; import torch; folder = sys.argv[1]; place = sys.argv[2]; "
-        "from safetensors.torch import load_file as load, save_file as save; "
-        f"{FRESH[library]}; model.eval(); "
-        "images = load(place + '/images.safetensors')['images']; "
-        "save({'logits': read(images).detach()}, place + '/logits.safetensors')"
-    )
-    subprocess.run([sys.executable, "-c", script, str(folder), str(tmp_path)], check=True, capture_output=True)
-    return load_file(tmp_path / "logits.safetensors")["logits"]
+class Written(NamedTuple):
+    """A model that forgot, its folder and that of the original, and some images to ask both about."""
+
+    source: Path
+    before: str
+    folder: Path
+    original: famr.Classifier
+    result: famr.Unlearned
+    images: torch.Tensor
 
 
-@pytest.mark.parametrize("make", [timm_vit, timm_resnet, hf_vit, torchvision_resnet])
-def test_a_forgotten_model_loads_in_its_own_library_bit_for_bit(
-    make: Callable[[Path], famr.Classifier], digits: Data, tmp_path: Path
-) -> None:
+MAKES = (timm_vit, timm_resnet, hf_vit, torchvision_shufflenet)
+
+
+@pytest.fixture(scope="module")
+def written(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
+    """One of each library, trained for a moment, saved, read again and made to forget."""
     few = digits.train.take(torch.arange(160))
-    splits = famr.split(replace(digits, train=few), famr.Request(classes=["3"]))
-    start = make(tmp_path / "start")
-    trained = famr.fit(start, few, famr.Training(epochs=1, batch_size=32), device="cpu")
-    source = trained.save(tmp_path / "original")
-    before = file_digest(source / "model.safetensors")
-
-    original = famr.load_model(str(source))
-    assert original.labels == LABELS
+    assert digits.test is not None
+    held_out = digits.test.take(torch.arange(20))
+    splits = famr.split(replace(digits, train=few, test=held_out), famr.Request(classes=["3"]))
     method = famr.FAMR(strength=100.0, epochs=2, fisher_images=20)
-    result = famr.forget(original, splits, method, device="cpu", track_retain=False)
-    folder = result.save(tmp_path / "unlearned")
+    made = {}
+    for make in MAKES:
+        place = tmp_path_factory.mktemp(make.__name__)
+        start = make(place / "start")
+        source = famr.fit(start, few, famr.Training(epochs=1, batch_size=32), device="cpu").save(place / "original")
+        before = file_digest(source / "model.safetensors")
+        original = replace(famr.load_model(str(source)), preprocessing=start.preprocessing)  # small images still
+        result = famr.forget(original, splits, method, device="cpu", track_retain=False)
+        size = original.prepared_by()
+        images = torch.randn(8, size.channels, *size.crop, generator=torch.Generator().manual_seed(0))
+        made[make.__name__] = Written(source, before, result.save(place / "unlearned"), original, result, images)
+    return made
+
+
+@pytest.fixture(scope="module")
+def without_famr(written: dict[str, Written], tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """What a fresh process answers that has never heard of famr."""
+    place = tmp_path_factory.mktemp("fresh")
+    save_file({name: each.images for name, each in written.items()}, place / "images.safetensors")
+    script = (
+        "import sys; sys.modules['famr'] = None; import torch; "
+        "from safetensors.torch import load_file as load, save_file as save; "
+        f"images, said = load({str(place / 'images.safetensors')!r}), {{}}\n"
+    )
+    for name, each in written.items():
+        script += f"folder = {str(each.folder)!r}; {FRESH[each.original.architecture.library]}; model.eval(); "
+        script += f"said[{name!r}] = read(images[{name!r}]).detach()\n"
+    script += f"save(said, {str(place / 'logits.safetensors')!r})"
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    return load_file(place / "logits.safetensors")
+
+
+@pytest.mark.parametrize("name", [make.__name__ for make in MAKES])
+def test_a_forgotten_model_loads_in_its_own_library_bit_for_bit(
+    name: str, written: dict[str, Written], without_famr: dict[str, torch.Tensor]
+) -> None:
+    source, before, folder, original, result, images = written[name]
+    assert original.labels == LABELS
     before_and_after = zip(original.module.named_parameters(), result.module.parameters(), strict=True)
     changed = [name for (name, old), new in before_and_after if not torch.equal(old, new)]
     assert changed
     assert not any(name.startswith(("head.", "fc.", "classifier.")) for name in changed)
-    for name, buffer in original.module.named_buffers():
-        assert torch.equal(buffer, result.module.get_buffer(name)), name
-
-    size = original.preprocessing
-    assert size is not None
-    images = torch.randn(8, size.channels, *size.crop, generator=torch.Generator().manual_seed(0))
+    for buffer_name, buffer in original.module.named_buffers():
+        assert torch.equal(buffer, result.module.get_buffer(buffer_name)), buffer_name
     with torch.no_grad():
         ours = result.model.logits(images)
         assert torch.equal(ours, famr.load_model(str(folder)).logits(images))
         assert not torch.equal(ours, original.logits(images))
-    theirs = logits_without_famr(original.architecture.library, folder, images, tmp_path)
-    assert torch.equal(ours, theirs)
+    assert torch.equal(ours, without_famr[name])
     assert file_digest(source / "model.safetensors") == before
 
 
 def test_a_timm_folder_also_loads_in_transformers(original: famr.Classifier, original_run: Path) -> None:
     from transformers import AutoModelForImageClassification
 
-    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     wrapped = AutoModelForImageClassification.from_pretrained(original_run).eval()
     with torch.no_grad():
         assert torch.equal(wrapped(images).logits, original.logits(images))
@@ -162,20 +188,20 @@ def test_the_old_head_is_kept_for_the_same_classes(original_run: Path) -> None:
 def test_local_weights_fill_an_architecture_and_bring_their_number_of_classes(
     original: famr.Classifier, original_run: Path, tmp_path: Path
 ) -> None:
-    arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
     torch.save({"state_dict": original.module.state_dict()}, tmp_path / "weights.pth")
     for file in (original_run / "model.safetensors", tmp_path / "weights.pth"):
-        found = famr.load_model("timm:vit_tiny_patch16_224", weights=file, arguments=arguments)
+        found = famr.load_model("timm:vit_tiny_patch16_224", weights=file, arguments=conftest.SMALL_VIT)
         assert found.digest() == original.digest()
         assert found.labels is None
         assert found.class_count() == 10
 
 
 def test_half_precision_weights_are_read_into_full_precision(original: famr.Classifier, tmp_path: Path) -> None:
-    arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
     half = {name: tensor.half() for name, tensor in original.module.state_dict().items()}
     save_file(half, tmp_path / "half.safetensors")
-    found = famr.load_model("timm:vit_tiny_patch16_224", weights=tmp_path / "half.safetensors", arguments=arguments)
+    found = famr.load_model(
+        "timm:vit_tiny_patch16_224", weights=tmp_path / "half.safetensors", arguments=conftest.SMALL_VIT
+    )
     for name, tensor in found.module.state_dict().items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, half[name].float())
@@ -194,10 +220,9 @@ def wrong_weights(original: famr.Classifier) -> dict[str, dict[str, torch.Tensor
 
 @pytest.mark.parametrize("fault", ["missing", "unexpected", "another shape", "NaN", "no head"])
 def test_weights_that_do_not_fit_are_refused_by_name(original: famr.Classifier, tmp_path: Path, fault: str) -> None:
-    arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
     save_file(wrong_weights(original)[fault], tmp_path / "w.safetensors")
     with pytest.raises(CheckpointError, match=fault) as caught:
-        famr.load_model("timm:vit_tiny_patch16_224", weights=tmp_path / "w.safetensors", arguments=arguments)
+        famr.load_model("timm:vit_tiny_patch16_224", weights=tmp_path / "w.safetensors", arguments=conftest.SMALL_VIT)
     named = {"missing": "norm.bias", "unexpected": "extra.weight", "another shape": "norm.bias", "NaN": "norm.bias"}
     assert named.get(fault, "vit_tiny") in str(caught.value.where)
     assert caught.value.exit_code == 4

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import famr
-from audited import retrained, same_weights, weights_of, with_low_bias
+from audited import same_weights, weights_of, with_low_bias
 from famr.audits.head_check import head_of
 from famr.audits.relearning import (
     BACK,
@@ -32,12 +32,12 @@ QUICK = Lessons(images=10, steps=25, learning_rate=3e-4)
 
 
 def test_a_hidden_class_is_back_at_once_and_one_never_seen_is_not(
-    original: famr.Classifier, without_three: famr.Splits
+    original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
     hidden = with_low_bias(original, by=100.0)
     before = weights_of(hidden)
     found = relearning(
-        {"original": original, "hidden": hidden, "retrained": retrained()},
+        {"original": original, "hidden": hidden, "retrained": retrained},
         without_three,
         original,
         QUICK,
@@ -65,11 +65,13 @@ def test_a_bias_alone_would_pass_for_forgetting_if_it_were_not_levelled(
     assert runs[0].curve == (0.0,) * 6
 
 
-def test_the_same_seed_gives_the_same_curve(original: famr.Classifier, without_three: famr.Splits) -> None:
+def test_the_same_seed_gives_the_same_curve(
+    original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
+) -> None:
     lessons = replace(QUICK, steps=3)
     state = torch.random.get_rng_state()
     first, again, other = (
-        relearning({"r": retrained()}, without_three, original, lessons, seeds=(seed,), device="cpu")["r"][0]
+        relearning({"r": retrained}, without_three, original, lessons, seeds=(seed,), device="cpu")["r"][0]
         for seed in (5, 5, 6)
     )
     assert first == again
@@ -78,13 +80,13 @@ def test_the_same_seed_gives_the_same_curve(original: famr.Classifier, without_t
 
 
 def test_without_retained_images_a_step_is_adam_on_the_forgotten_ones(
-    original: famr.Classifier, without_three: famr.Splits
+    original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
     bare = replace(without_three, retain=None, test=None)
     lessons = Lessons(images=6, steps=2, learning_rate=1e-3)
     taught, checked = taught_and_checked(bare.forget, 6, seed=0)
-    run = relearn(retrained(), taught, checked, 2.0, bare, lessons, 0, CPU)  # a target that is never reached
-    student = retrained().copy()
+    run = relearn(retrained, taught, checked, 2.0, bare, lessons, 0, CPU)  # a target that is never reached
+    student = retrained.copy()
     student.module.eval()
     level_bias(student, {3})
     batch, asked = (
@@ -136,9 +138,11 @@ def test_images_needed_are_the_fewest_with_which_most_seeds_get_there(
     assert images_needed({5: [never]}) is None
 
 
-def test_bad_lessons_and_divergence_are_errors(original: famr.Classifier, without_three: famr.Splits) -> None:
+def test_bad_lessons_and_divergence_are_errors(
+    original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
+) -> None:
     with pytest.raises(RequestError, match="`steps` must be above 0"):
         Lessons(steps=0)
     wild = Lessons(images=5, steps=20, learning_rate=1e30)
     with pytest.raises(NumericsError, match="diverged"):
-        relearning({"r": retrained()}, without_three, original, wild, seeds=(0,), device="cpu")
+        relearning({"r": retrained}, without_three, original, wild, seeds=(0,), device="cpu")

@@ -323,7 +323,8 @@ def test_a_folder_that_is_no_run_or_was_changed_is_refused(
     run: Callable[..., Outcome], folder: Path, original_run: Path, tmp_path: Path
 ) -> None:
     assert run("report", original_run).code == 4
-    assert run("report", tmp_path / "none").code == 4
+    nowhere = run("report", tmp_path / "none")
+    assert (nowhere.code, "no such run folder" in nowhere.err) == (2, True)
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     metrics = (copy / "unlearning/metrics.json").read_text(encoding="utf-8")
@@ -451,6 +452,13 @@ def test_the_card_has_the_facts_of_unlearning_in_its_front_matter(folder: Path) 
     assert "| gap to retrained | not available" in text
 
 
+def test_what_was_measured_and_not_judged_is_figures_in_a_table_and_words_in_a_list(facts: Facts) -> None:
+    sections = build_report(audited(facts, {"a": "fail"}), None, "the data is gone").sections
+    *_, table, words = next(section.blocks for section in sections if section.title == "Audit")
+    assert table.rows == (("calibration", "ece unlearned", "0.0123"),)  # type: ignore[union-attr]
+    assert words.lines == ("calibration: ECE of <b>.",)  # type: ignore[union-attr]
+
+
 def test_an_empty_report_is_still_a_page() -> None:
     require_offline(Page(pages(Report("x", "pass", "y", ()))[".html"]))
 
@@ -462,7 +470,8 @@ if BROWSER is not None:  # `python tests/chromium.py REPORT.html` looks at a pag
         page = tmp_path / "report.html"
         page.write_text(pages(build_report(named, None, "the data is gone"))[".html"], encoding="utf-8")
         wrong = tmp_path / "wrong.html"
-        wrong.write_text("<img src=http://127.0.0.1:9/x><script>console.error(1)</script>", encoding="utf-8")
+        wide = "<div aria-label=wide style=overflow-x:auto><table><td style=min-width:999px>x</table></div>"
+        wrong.write_text(f"<img src=http://127.0.0.1:9/x><script>console.error(1)</script>{wide}", encoding="utf-8")
         with chromium() as browser:
             for width in WIDTHS.values():
                 for scheme in ("light", "dark"):
@@ -470,6 +479,8 @@ if BROWSER is not None:  # `python tests/chromium.py REPORT.html` looks at a pag
                     assert seen.complaints == []
                     assert seen.requests == [page.as_uri()]
                     assert seen.overflow == 0
+                    assert seen.cut == []
             seen = browser.look_at(wrong, 390, "light")
             assert seen.complaints
             assert len(seen.requests) == 2
+            assert seen.cut == ["wide"]

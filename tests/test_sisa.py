@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import famr
-from conftest import SMALL_VIT
+from conftest import SMALL_VIT, Outcome
 from famr.augmentation import Augmentation
 from famr.certificates.claims import Certificate
 from famr.data import Data, Images
@@ -381,6 +381,16 @@ def test_the_folder_holds_weights_and_json_and_no_removed_id(sisa: Sisa, images:
     text = (tmp_path / "sisa/sisa.json").read_text(encoding="utf-8") + json.dumps(removal.certificate().to_json())
     assert f'"{images.ids[0]}"' not in text
     assert f'"{images.ids[1]}"' in text
+
+
+def test_commands_for_unlearned_networks_say_what_they_were_given(
+    sisa: Sisa, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    folder = sisa.save(tmp_path / "sisa")
+    for command in (["evaluate"], ["report"], ["audit"], ["certify"], ["export"], ["sign", "--key", tmp_path / "none"]):
+        told = run(command[0], folder, *command[1:])
+        assert told.code == 4
+        assert "of a SISA ensemble" in told.err
 
 
 def test_frozen_parts_stay_frozen_in_a_loaded_sisa(images: Images, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from famr.errors import CheckpointError
@@ -31,6 +32,17 @@ def _is_seal(path: Path, folder: Path) -> bool:
 def seal(folder: Path) -> str:
     """What COMPLETE.json says of a folder as it now is."""
     return json.dumps({"algorithm": "sha256", "files": folder_digests(folder)}, indent=2) + "\n"
+
+
+def seal_without(folder: Path, names: Iterable[str]) -> str | None:
+    """A seal that no longer speaks of these files; None where it does not speak of them, or where there is none."""
+    if not (folder / COMPLETE).is_file():
+        return None
+    sealed, leaving = _read_seal(folder / COMPLETE), set(names)
+    if not leaving & set(sealed):
+        return None
+    kept = {name: digest for name, digest in sealed.items() if name not in leaving}
+    return json.dumps({"algorithm": "sha256", "files": kept}, indent=2) + "\n"
 
 
 def write_complete(folder: Path) -> None:

@@ -4,7 +4,7 @@
     ├── RequestError      2   the request or the call itself cannot be carried out
     ├── DataError         3   images, labels or columns are missing, unreadable or contradict the checkpoint
     ├── CheckpointError   4   weights are missing, unreadable or do not fit the architecture
-    ├── NumericsError     5   a loss or a weight stopped being a finite number
+    ├── NumericsError     5   the computation failed: numbers that are not finite, no memory, a process that is gone
     ├── StorageError      6   the output could not be written
     └── GateError         7   the outcome is not what was asked for: nothing forgotten, or too much lost
 
@@ -59,7 +59,7 @@ class CheckpointError(FamrError):
 
 
 class NumericsError(FamrError):
-    """A loss or a weight stopped being a finite number."""
+    """The computation failed: numbers that are not finite, no memory, another process of the run that is gone."""
 
     exit_code = 5
 
@@ -74,3 +74,15 @@ class GateError(FamrError):
     """The outcome is not what was asked for: nothing was forgotten, or too much was lost."""
 
     exit_code = 7
+
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "std::bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of the machine or of a device, in whosever words.
+
+    >>> is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB."))
+    True
+    """
+    return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)

@@ -22,6 +22,7 @@ from famr.models import Classifier
 from famr.models.classifier import evaluating
 from famr.objective import at_least_float32
 from famr.ranks import ALONE, Ranks
+from famr.scarce import in_halves
 from famr.splits import Splits
 from famr.tables import COLUMNS
 
@@ -214,7 +215,7 @@ def collect(
     with evaluating(model.module), quick_products():
         for images, labels, _positions in batches:
             with autocast(device, precision):
-                said = at_least_float32(model.logits(images))
+                said = in_halves(lambda some: at_least_float32(model.logits(some)), images)
             logits.append(ranks.gather(said, len(labels)))
             targets.append(labels)
     found = Answers(torch.cat(logits).cpu(), torch.cat(targets).cpu())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from famr.batches import Batch, Batches
 from famr.devices import autocast
-from famr.errors import RequestError
+from famr.errors import RequestError, is_out_of_memory
 from famr.evaluation import Answers, collect
 from famr.method import FAMR
 from famr.metrics.forgetting import correct, entropy
@@ -20,6 +20,7 @@ from famr.models.classifier import logits_of
 from famr.objective import at_least_float32, combine, gram_matrix, reduce, style_distance, target_kl, uniform_target
 from famr.probe import mean_features, probe_target
 from famr.ranks import ALONE, Ranks
+from famr.scarce import cut
 from famr.style import LayerOutput, listen, mean_gram
 from famr.targets import margins, matching_temperature, reference_target, tempered_target, without
 
@@ -62,10 +63,19 @@ class ForgetLoss:
         total_style = None if style is None else reduce(style, how)
         return combine(reduce(kl, how), total_style, self.method.settled_alpha, self.method.beta or 0.0)
 
+    def _measured(self, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
+        """A batch's figures and labels; of half of it at a time where memory does not hold all."""
+        try:
+            return [(*self.per_image(batch), batch.labels)]
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or len(batch.labels) == 1 or self.ranks.size > 1:
+                raise
+        return [each for half, _ in cut(batch, 2) for each in self._measured(half)]
+
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> tuple[Answers, Tensor, Tensor | None]:
         """Answers, KL and style distance of every image, without a graph."""
-        found = [(*self.per_image(batch), batch.labels) for batch in batches]
+        found = [each for batch in batches for each in self._measured(batch)]
         logits, kls, styles, labels = zip(*found, strict=True)
         answers = Answers(torch.cat(logits).cpu(), torch.cat(labels).cpu())
         return answers, torch.cat(kls), None if self.tap is None else torch.cat(styles)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from famr.errors import FamrError, RequestError
+from famr.errors import FamrError, NumericsError, RequestError
 from famr.ranks import ALONE, Ranks, from_words, in_words
 
 TIMEOUT = 600.0
@@ -65,7 +65,7 @@ def joined(asked: int | None = None, *, shard: bool = False, device: str = "auto
     store = _meet(ranks, device)
     try:
         _require(ranks, asked)  # only now, so that all say it before one of them ends
-        yield ranks
+        yield replace(ranks, store=store)
     except BaseException as error:
         if _is_loss_of_others(error):
             raise _last_words(store) from error
@@ -81,7 +81,7 @@ def _require(ranks: Ranks, asked: int | None) -> None:
         raise RequestError(
             f"{asked} processes were asked for, and {ranks.size} started.",
             where="--processes",
-            fix=f"torchrun --nproc-per-node {asked} -m famr forget …",
+            fix=f"torchrun --nproc-per-node {asked} -m famr …",
         )
     if ranks.sharded and ranks.size == 1:
         raise RequestError(
@@ -91,7 +91,7 @@ def _require(ranks: Ranks, asked: int | None) -> None:
 
 def _meet(ranks: Ranks, device: str) -> Store:
     """Messages between CPUs by gloo, between GPUs by NCCL."""
-    limit = timedelta(seconds=_timeout())
+    limit = timedelta(seconds=timeout())
     backend = "cpu:gloo,cuda:nccl" if device != "cpu" and torch.cuda.is_available() else "gloo"
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=min(limit, timedelta(seconds=MEETING)))))
@@ -103,10 +103,11 @@ def _meet(ranks: Ranks, device: str) -> Store:
             where=f"rank {ranks.rank} of {ranks.size}",
             fix="See that the launcher started all of them, and that they reach its address.",
         ) from error
-    return PrefixStore("famr-failures", store)
+    return PrefixStore("famr-beside", store)
 
 
-def _timeout() -> float:
+def timeout() -> float:
+    """Seconds that a rank waits for the others, as the environment says."""
     text = os.environ.get("FAMR_TIMEOUT", str(TIMEOUT))
     try:
         seconds = float(text)
@@ -139,8 +140,8 @@ def _last_words(store: Store) -> FamrError:
             time.sleep(0.1)
     except (RuntimeError, ValueError):
         pass  # the one that kept the store is gone
-    return FamrError(
+    return NumericsError(
         "Another process of this run ended, or did not answer in time.",
         where="between the processes",
-        fix="See what that one said last, and start the run again. Nothing was written; the original is unchanged.",
+        fix="See what that one said last, and start the run again. Nothing half-written was left.",
     )

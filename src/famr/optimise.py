@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +20,13 @@ from torch import Tensor, nn
 from famr.anchors import FunctionAnchor, Held
 from famr.batches import Batch, Batches
 from famr.captured import Captured
-from famr.errors import NumericsError, RequestError
+from famr.errors import RequestError
+from famr.finite import require_finite
 from famr.method import FAMR
 from famr.natural import cosine, natural_step
-from famr.ranks import ALONE, Ranks, number
+from famr.ranks import ALONE, Ranks
 from famr.resuming import optimiser_tensors, restore_optimiser
+from famr.scarce import Scarce, cut
 
 WARM_UP = 0.1
 """The share of Adam's steps in which η rises."""
@@ -69,40 +73,64 @@ def minimise(
     device = parameters[0].device
     rate = torch.zeros((), device=device)
     optimiser = None if method.optimiser == "natural" else make_optimiser(parameters, method, rate)
+    held = [anchor for anchor, _ in anchors if isinstance(anchor, FunctionAnchor)]
+    scarce = Scarce(module, held)
     module.eval()
 
     def step(batch: Batch) -> Tensor:
         module.zero_grad()
-        forget_loss = loss(batch)
-        forget_loss.backward()  # type: ignore[no-untyped-call]  # g_forget ← ∇L_forget(θ)
+        forget_loss = backward(loss, batch, scarce.parts, method)  # g_forget ← ∇L_forget(θ)
         ranks.add_up(parameters)
         if optimiser is None:
             natural_step(parameters, anchors, forget_loss, rate)
         else:
             pull_to_anchors(parameters, anchors, rate, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
-        return forget_loss.detach()
+        return forget_loss
 
     captured = Captured(step, parameters, optimiser) if device.type == "cuda" and ranks.size == 1 else None
+
+    def take(batch: Batch, left: int) -> Tensor:
+        """The step, by the quickest way there is, and with the memory there is."""
+        sizes = (len(batch.images), *(anchor.draw() for anchor in held))
+        if ranks.size > 1:
+            return step(batch)
+        changing = [*parameters, *optimiser_tensors(optimiser).values()]
+        way = partial(step, batch) if captured is None else partial(captured, batch, sizes, left)
+        return scarce.taken(way, max(sizes), changing)
+
     begun = begun or Epoch(epoch=0, steps=0, seconds=0.0)
     _go_on(begun, parameters, optimiser, anchors)
     steps, seconds, whole = begun.steps, begun.seconds, method.settled_epochs * batches_per_epoch
-    for epoch in range(begun.epoch + 1, method.settled_epochs + 1):
-        start = time.perf_counter()
-        losses: list[Tensor] = []
-        for batch in batches(epoch_seed(seed, epoch)):
-            set_rate(rate, rate_at(steps, whole, method), optimiser)
-            drawn = [anchor.draw() for anchor, _ in anchors if isinstance(anchor, FunctionAnchor)]
-            if captured is None:
-                losses.append(step(batch))
-            else:
-                losses.append(captured(batch, (len(batch.images), *drawn), whole - steps))
-            steps += 1
-            if on_step is not None:
-                on_step(Step(epoch, steps))
-        _require_finite(losses, parameters, epoch)  # also waits for the device
-        seconds += time.perf_counter() - start
-        yield Epoch(epoch, steps, seconds, _state(parameters, optimiser))
+    with closing(scarce):
+        for epoch in range(begun.epoch + 1, method.settled_epochs + 1):
+            start = time.perf_counter()
+            losses: list[Tensor] = []
+            places: list[Tensor] = []
+            for batch in batches(epoch_seed(seed, epoch)):
+                set_rate(rate, rate_at(steps, whole, method), optimiser)
+                losses.append(take(batch, whole - steps))
+                places.append(batch.positions)
+                steps += 1
+                if on_step is not None:
+                    on_step(Step(epoch, steps))
+            require_finite(losses, places, module, epoch)  # also waits for the device
+            seconds += time.perf_counter() - start
+            yield Epoch(epoch, steps, seconds, _state(parameters, optimiser))
+
+
+def backward(loss: ForgetLoss, batch: Batch, parts: int, method: FAMR) -> Tensor:
+    """Leave ∇L_forget of a batch in the parameters, of one part of it after another; L_forget."""
+    if parts == 1:
+        whole = loss(batch)
+        whole.backward()  # type: ignore[no-untyped-call]
+        return whole.detach()
+    total = torch.zeros((), device=batch.images.device)
+    for part, share in cut(batch, parts):
+        piece = loss(part) * (share if method.reduction == "mean" else 1.0)
+        piece.backward()  # type: ignore[no-untyped-call]
+        total += piece.detach()
+    return total
 
 
 def _state(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer | None) -> dict[str, Tensor]:
@@ -184,16 +212,3 @@ def pull_to_anchors(parameters: Sequence[nn.Parameter], anchors: Sequence[Held],
 def epoch_seed(seed: int, epoch: int) -> int:
     """A seed for the order of one epoch; no two (seed, epoch) of reasonable size share one."""
     return seed * 1_000_003 + epoch
-
-
-def _require_finite(losses: Sequence[Tensor], parameters: Sequence[nn.Parameter], epoch: int) -> None:
-    """Name the first step that went wrong; the caller's model is untouched, as this one is a copy."""
-    finite = torch.isfinite(torch.stack(list(losses))).tolist()
-    settled = all(number((~torch.isfinite(parameter)).sum()) == 0 for parameter in parameters)
-    if not all(finite) or not settled:
-        step = finite.index(False) + 1 if not all(finite) else len(finite)
-        raise NumericsError(
-            "The forgetting loss or a weight is no longer a finite number.",
-            where=f"epoch {epoch}, step {step}",
-            fix="Lower the learning rate or β, or use fp32. Nothing was written; the original is unchanged.",
-        )

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from famr._version import __version__
 from famr.digests import file_digest
-from famr.errors import CheckpointError, RequestError
+from famr.errors import CheckpointError, RequestError, StorageError
 
 EVERY = 10.0
 """Seconds between two states. A run that takes less keeps none: it is simply run again."""
@@ -75,23 +76,34 @@ class Unfinished:
         return time.monotonic() - self._last >= self.every
 
     def keep(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Put a new state in the place of the last one."""
+        """Put a new state in the place of the last one; where there is no room for it, the last one stays."""
+        file = self.folder / f"state-{time.time_ns()}.safetensors"
+        try:
+            self._write(file, tensors, facts)
+        except (OSError, SafetensorError) as error:
+            for half in (file, self.folder / f"{STATE}.new"):
+                half.unlink(missing_ok=True)
+            raise StorageError(
+                f"The state of the run could not be written: {getattr(error, 'strerror', None) or error}.",
+                where=self.folder.name,
+                fix="Free space and go on with --resume, or name another output folder.",
+            ) from error
+        for old in self.folder.glob("state-*.safetensors"):
+            if old != file:
+                old.unlink()
+        self._last = time.monotonic()
+
+    def _write(self, file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = f"state-{time.time_ns()}.safetensors"
-        file = self.folder / name
         apart = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}  # unshared
         save_file(apart, str(file))
         _sync(file)
-        written = {"key": self._key, "file": name, "sha256": file_digest(file), "facts": dict(facts)}
+        written = {"key": self._key, "file": file.name, "sha256": file_digest(file), "facts": dict(facts)}
         aside = self.folder / f"{STATE}.new"
         aside.write_text(json.dumps(written, ensure_ascii=False) + "\n", encoding="utf-8")
         _sync(aside)
         aside.replace(self.folder / STATE)
         _sync(self.folder)
-        for old in self.folder.glob("state-*.safetensors"):
-            if old.name != name:
-                old.unlink()
-        self._last = time.monotonic()
 
     def discard(self) -> None:
         """The run is finished, or is to begin anew."""

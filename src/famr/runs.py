@@ -12,7 +12,7 @@ from typing import Any
 
 from famr._version import __version__
 from famr.card import trained_card, unlearned_card
-from famr.digests import COMPLETE, check_complete, seal
+from famr.digests import COMPLETE, check_complete, seal, seal_without
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.evaluation import Scores
 from famr.method import FAMR
@@ -20,6 +20,7 @@ from famr.models import Classifier
 from famr.request import Request
 from famr.splits import Earlier
 from famr.storage.claims import claimed
+from famr.storage.litter import sweep_inside
 from famr.storage.places import with_found_places, with_recorded_places
 from famr.storage.space import require_space
 from famr.storage.staging import check_output as check_output
@@ -151,16 +152,24 @@ def load_unlearned(folder: Path, model: Classifier, original: Classifier) -> Unl
 
 
 def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
-    """Put files into a finished run that is still as it was sealed, each whole or not at all, and seal it anew."""
+    """Put files into a finished run that is still as it was sealed, each whole or not at all, and seal it anew.
+
+    The seal lets go of files that are about to change first, so that a kill at any moment leaves a run that holds.
+    """
     with claimed(folder):
         check_complete(folder)
-        for name, content in files.items():
+        sweep_inside(folder)
+        for name in files:
             if not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
                 raise StorageError(
                     "A folder of the run is a link that leads out of it; nothing is written there.",
                     where=str((folder / name).parent),
                     fix="Restore the folder from a copy.",
                 )
+        if (let_go := seal_without(folder, files)) is not None:
+            with whole_file(folder / COMPLETE) as staging:
+                staging.write_text(let_go, encoding="utf-8")
+        for name, content in files.items():
             with whole_file(folder / name) as staging:
                 staging.write_text(content, encoding="utf-8")
         with whole_file(folder / COMPLETE) as staging:
@@ -179,17 +188,28 @@ def earlier_runs(folder: Path) -> tuple[Earlier, ...]:
         raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
 
 
+OTHER_FOLDERS = {
+    "certified.json": ", but of a certified head: what holds of it stands in its certificate.md",
+    "sisa.json": ", but of a SISA ensemble: what was removed, its shards were trained without",
+    "training/run.json": ", but of a training: nothing was forgotten there, at most left out",
+}
+"""Folders that famr writes, too, by a file that only they have."""
+
+
 def read_unlearning(folder: Path) -> tuple[Request, dict[str, Any]]:
     """The request and run.json of a run folder; the places in it as they are found from here."""
+    if not folder.is_dir():
+        raise RequestError("There is no such run folder.", where=str(folder), fix="Name a folder that famr wrote.")
     try:
         request = json.loads((folder / "unlearning/request.json").read_text(encoding="utf-8"))
         run = json.loads((folder / "unlearning/run.json").read_text(encoding="utf-8"))
         return Request.from_json(request), with_found_places(run, folder)
     except FileNotFoundError as error:
+        kind = next((words for mark, words in OTHER_FOLDERS.items() if (folder / mark).is_file()), "")
         raise CheckpointError(
-            "This is not the folder of an unlearning run.",
+            f"This is not the folder of an unlearning run{kind}.",
             where=str(folder),
-            fix="Name a folder that `famr forget` wrote.",
+            fix="Name a folder that `famr forget` wrote for a whole network.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RequestError) as error:
         raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error

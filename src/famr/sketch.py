@@ -21,6 +21,7 @@ from famr.data import Data
 from famr.devices import pick_device, repeatable
 from famr.errors import CheckpointError
 from famr.evaluation import answers, placed
+from famr.finite import naming
 from famr.forget_loss import HeldOut
 from famr.models import Classifier
 from famr.models.classifier import evaluating, logits_of
@@ -123,7 +124,7 @@ def take_sketch(
         said = HeldOut.of(answers(model, data.test, place))
         in_order = None if said.margins is None else said.margins.sort().values  # no longer image by image
         held_out = replace(said, margins=in_order)
-    with repeatable(seed), placed(model.module, place), evaluating(model.module):
+    with repeatable(seed), placed(model.module, place), evaluating(model.module), naming(some.ids):
         draws = torch.Generator().manual_seed(seed)
         diagonal = fisher_diagonal(model.module, logits_of, batches(None), draws)
         layers = kfac_factors(model.module, logits_of, batches(None), draws)

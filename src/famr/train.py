@@ -17,7 +17,8 @@ from famr.augmentation import Augmentation, augment
 from famr.batches import Batch, order, pixel_batches, resident
 from famr.data import Images
 from famr.devices import Precision, autocast, pick_device, repeatable
-from famr.errors import NumericsError, RequestError
+from famr.errors import RequestError
+from famr.finite import naming, require_finite
 from famr.models import Classifier
 from famr.models.classifier import logits_of
 from famr.optimise import Step, epoch_seed, trainable
@@ -142,7 +143,7 @@ def fit(
         state = unfinished.begin(start=model.digest(), images=images.ids, targets=images.targets.tolist(), **what)
     trained = model.copy()
     trained.module.to(place)
-    with repeatable(seed):
+    with repeatable(seed), naming(images.ids):
         history = tuple(_epochs(trained, images, training, precision, seed, place, on_event, unfinished, state))
     trained.module.cpu().eval().zero_grad()
     return Trained(trained, training, seed, history, str(place), precision)
@@ -176,8 +177,9 @@ def _epochs(
     for epoch in range(len(history) + 1, training.epochs + 1):
         start = time.perf_counter()
         losses: list[Tensor] = []
+        places: list[Tensor] = []
         hits, seen = torch.zeros((), device=device), 0
-        for inputs, targets, _positions in views(epoch_seed(seed, epoch)):
+        for inputs, targets, positions in views(epoch_seed(seed, epoch)):
             if len(targets) < min(training.batch_size, len(images)):
                 continue  # a short last batch would upset BatchNorm, and be compiled anew
             rate = training.learning_rate * learning_rate_factor(step, steps, training.warmup_share)
@@ -191,6 +193,7 @@ def _epochs(
             nn.utils.clip_grad_norm_(module.parameters(), training.gradient_clip)
             optimiser.step()
             losses.append(loss.detach() * len(targets))
+            places.append(positions)
             hits += (logits.detach().argmax(dim=-1) == targets).sum()
             seen += len(targets)
             step += 1
@@ -198,12 +201,7 @@ def _epochs(
                 on_event(Step(epoch, step))
         mean_loss = float(torch.stack(losses).sum()) / seen
         seconds += time.perf_counter() - start
-        if not math.isfinite(mean_loss):
-            raise NumericsError(
-                "The training loss is no longer a finite number.",
-                where=f"epoch {epoch}",
-                fix="Lower the learning rate, or train in fp32. Nothing was written.",
-            )
+        require_finite(losses, places, module, epoch)
         row = TrainingRow(epoch, step, mean_loss, float(hits) / seen, rate, seconds)
         if on_event is not None:
             on_event(row)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from famr.anchors import Held
+from famr.anchors import Held, WeightAnchor
 from famr.anchors.choose import anchors_for
 from famr.at_work import begin_anew, from_work, require_divisible, to_work, what_is_seen, working_place
 from famr.batches import LabelledImages
@@ -19,6 +19,7 @@ from famr.defaults import settle
 from famr.devices import repeatable
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import Scores, collect, score
+from famr.finite import naming
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
 from famr.labels import require_same_labels
 from famr.method import FAMR
@@ -196,8 +197,8 @@ def forget(
     def attempt(firm: FAMR) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
         """One whole run from the original weights."""
         begin_anew(unlearned.module, original.module, ranks)
-        editing = edited(unlearned, passes, firm)
-        with repeatable(seed), editing, forget_loss(unlearned, firm, passes, place, ranks) as loss:
+        editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
+        with repeatable(seed), editing, named, forget_loss(unlearned, firm, passes, place, ranks) as loss:
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
             history = tuple(_run(loss, passes, anchors, seed, track_retain, on_event, progress))
             first, last = history[0], history[-1]
@@ -241,7 +242,8 @@ def _run(
     """Alternate between an epoch of Alg. 1 and a look at where it got to; rows from before a break are as they were."""
     module = loss.model.module
     parameters = trainable(module)
-    start = [parameter.detach().clone() for parameter in parameters]  # θ₀
+    weights = anchors[0].anchor
+    assert isinstance(weights, WeightAnchor)
     original, *_ = loss.measure(passes.forget(None))
 
     def look(epoch: Epoch) -> HistoryRow:
@@ -258,7 +260,7 @@ def _run(
             loss_forget=forget_loss,
             loss_anchor=anchor_loss,
             loss_total=forget_loss + anchor_loss,
-            drift=number(2 * l2_penalty(parameters, start)) ** 0.5,
+            drift=number(2 * l2_penalty(parameters, weights.original)) ** 0.5,  # ‖θ − θ₀‖
             retain_accuracy=found.retain_accuracy,
             forget_accuracy=found.forget_accuracy,
             forget_cross_entropy=found.forget_cross_entropy,

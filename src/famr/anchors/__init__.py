@@ -5,7 +5,7 @@ An anchor gives its penalty and its gradient in θ, as tensors, without leaving 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -25,14 +25,19 @@ class Anchor(Protocol):
         """A(θ, θ₀) over everything the anchor knows."""
         ...
 
-    def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
-        """∇A(θ, θ₀), or an unbiased estimate of it; one tensor a parameter."""
+    def gradient(self, parameters: Sequence[nn.Parameter]) -> Iterable[Tensor]:
+        """∇A(θ, θ₀), or an unbiased estimate of it; one tensor a parameter, to be read once."""
         ...
 
 
 @runtime_checkable
 class WeightAnchor(Anchor, Protocol):
     """An anchor that is a metric of the weights, A = ½ΔᵀFΔ."""
+
+    @property
+    def original(self) -> Sequence[Tensor]:
+        """θ₀."""
+        ...
 
     def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
         """(I + sF)⁻¹ g, with s = `strength`."""

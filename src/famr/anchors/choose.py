@@ -13,6 +13,7 @@ from famr.anchors.kfac import Factors, kfac_factors
 from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, order
 from famr.data import Images
 from famr.errors import RequestError
+from famr.finite import naming
 from famr.forget_loss import ForgetLoss
 from famr.models.classifier import logits_of
 from famr.optimise import trainable
@@ -41,7 +42,8 @@ def anchors_for(
         if isinstance(images, Images):
             images = images.take(order(len(images), seed)[: method.fisher_images])
         batches = _passes(loss, images, EVALUATION_BATCH)
-        held = [Held(_fisher_anchor(loss, start, batches, seed), strength)]
+        with naming(images.ids if isinstance(images, Images) else None):
+            held = [Held(_fisher_anchor(loss, start, batches, seed), strength)]
     if method.function_strength:
         images = _required(source, "function")
         if isinstance(images, Images):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from famr.batches import Batch
+from famr.finite import Sums
 
 MICRO_BATCH = 32
 GRADIENT_NUMBERS = 2**27
@@ -28,10 +29,9 @@ class FisherAnchor:
         together = zip(parameters, self.original, self.fisher, strict=True)
         return 0.5 * torch.stack([(f * (p - p0).square()).sum() for p, p0, f in together]).sum()
 
-    @torch.no_grad()
-    def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
-        """Fᵢ(θᵢ − θ₀ᵢ)."""
-        return [f * (p - p0) for p, p0, f in zip(parameters, self.original, self.fisher, strict=True)]
+    def gradient(self, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
+        """Fᵢ(θᵢ − θ₀ᵢ), one parameter after another."""
+        return (f * (p.detach() - p0) for p, p0, f in zip(parameters, self.original, self.fisher, strict=True))
 
     @torch.no_grad()
     def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
@@ -74,6 +74,7 @@ def fisher_diagonal(
     weights = {name: state[name] for name in names}
     total = {name: torch.zeros_like(state[name]) for name in every}
     count = 0
+    sums = Sums()
     if not names:
         return [total[name] for name in every]
     at_once = max(1, min(MICRO_BATCH, GRADIENT_NUMBERS // sum(tensor.numel() for tensor in weights.values())))
@@ -84,4 +85,6 @@ def fisher_diagonal(
                 for name, gradient in gradients(weights, images, uniform).items():
                     total[name] += gradient.square().sum(dim=0)
                 count += len(images)
+            sums.after(batch, (total[name] for name in names))
+    sums.require_finite("Fisher information", {name: [total[name]] for name in names})
     return [total[name] / max(1, count) for name in every]

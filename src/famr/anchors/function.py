@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from famr.batches import Batch, Batches
 from famr.metrics.forgetting import kl_divergence
 from famr.ranks import ALONE, Ranks
+from famr.scarce import cut, in_halves
 
 MEASURED = 256
 """So many images tell the penalty well enough for a record of the run."""
@@ -29,8 +30,10 @@ class FunctionAnchor:
         self._rounds = self._endless(seed)
         self._places: dict[int, Batch] = {}
         self._drawn: Batch | None = None
+        self.parts = 1
+        """Into how many parts a batch is cut where memory is scarce."""
         with torch.no_grad():
-            found = [self._answers(batch) for batch in batches(None)]  # in the order of the set
+            found = [self._said(batch) for batch in batches(None)]  # in the order of the set
         self._original = torch.cat(found)
 
     def _endless(self, seed: int) -> Iterator[Batch]:
@@ -51,6 +54,10 @@ class FunctionAnchor:
         self._drawn.images.copy_(batch.images)
         self._drawn.positions.copy_(batch.positions)
         return size
+
+    def _said(self, batch: Batch) -> Tensor:
+        """The answers to a batch, without gradients."""
+        return self._ranks.gather(in_halves(self._logits, batch.images), len(batch.positions))
 
     def _answers(self, batch: Batch) -> Tensor:
         return self._ranks.gather(self._logits(batch.images), len(batch.positions))
@@ -79,4 +86,10 @@ class FunctionAnchor:
         if self._drawn is None:
             self.draw()
         assert self._drawn is not None
-        return self._ranks.gradient(self._divergence(self._drawn).mean(), parameters)
+        if self.parts == 1:
+            return self._ranks.gradient(self._divergence(self._drawn).mean(), parameters)
+        total = [torch.zeros_like(parameter) for parameter in parameters]
+        for part, share in cut(self._drawn, self.parts):
+            found = self._ranks.gradient(share * self._divergence(part).mean(), parameters)
+            total = [sum_ + piece for sum_, piece in zip(total, found, strict=True)]
+        return total

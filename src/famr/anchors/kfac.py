@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from famr.anchors.fisher import draw_labels
 from famr.batches import Batch
+from famr.finite import Sums
 
 MICRO_BATCH = 64
 LARGEST = 4096
@@ -114,6 +115,7 @@ def kfac_factors(
 
     handles = [layer.register_forward_hook(keep) for layer in layers]
     count = 0
+    sums = Sums()
     try:
         for batch in batches:
             for images in torch.split(batch.images, MICRO_BATCH):
@@ -129,9 +131,12 @@ def kfac_factors(
                     A, G = totals.get(layer, (0.0, 0.0))
                     totals[layer] = (A + a.T @ a / per_image, G + g.T @ g)
                 count += len(images)
+            sums.after(batch, (factor for pair in totals.values() for factor in pair))
     finally:
         for handle in handles:
             handle.remove()
+    names = {layer: name for name, layer in module.named_modules()}
+    sums.require_finite("Fisher information", {names[layer]: pair for layer, pair in totals.items()})
     return [
         Factors(index[id(layer.weight)], None if layer.bias is None else index[id(layer.bias)], A / count, G / count)
         for layer, (A, G) in totals.items()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from famr.objective import l2_penalty
@@ -21,10 +20,9 @@ class L2Anchor:
         """½‖θ − θ₀‖²."""
         return l2_penalty(parameters, self.original)
 
-    @torch.no_grad()
-    def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
-        """θ − θ₀."""
-        return [parameter - start for parameter, start in zip(parameters, self.original, strict=True)]
+    def gradient(self, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
+        """θ − θ₀, one parameter after another, so that no second copy of all of them is made."""
+        return (p.detach() - p0 for p, p0 in zip(parameters, self.original, strict=True))
 
     def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
         """(1 + s)⁻¹ g: the same direction for every s."""

@@ -9,7 +9,6 @@ quantisation is deprecated. Activations are not rounded.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,11 +24,9 @@ from famr.evaluation import Answers, answers, collect
 from famr.metrics.forgetting import correct
 from famr.models import Classifier
 from famr.models.classifier import logits_of
+from famr.models.onnx import Exported, as_onnx, onnx_missing
 
 CHANGES = ("int8", "bf16", "fp16", "onnx")
-
-ONNX = ("onnx", "onnxruntime", "onnxscript")
-"""What the export takes; famr does not ask for these packages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,43 +130,6 @@ def halved(model: Classifier, dtype: torch.dtype) -> Classifier:
     return replace(model, module=Half(model.copy().module, dtype))
 
 
-def onnx_missing() -> str | None:
-    """Why nothing can be exported; None where all that it takes is installed."""
-    missing = next((name for name in ONNX if importlib.util.find_spec(name) is None), None)
-    return None if missing is None else f"{missing} is not installed"
-
-
-class Exported(nn.Module):
-    """A network as ONNX runtime computes it."""
-
-    def __init__(self, program: bytes) -> None:
-        super().__init__()
-        runtime = importlib.import_module("onnxruntime")
-        self._session = runtime.InferenceSession(program, providers=["CPUExecutionProvider"])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
-        name = self._session.get_inputs()[0].name
-        return torch.from_numpy(self._session.run(None, {name: images.cpu().numpy()})[0])
-
-
-class _Logits(nn.Module):
-    """The logits alone, whatever the library wraps around them."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        return logits_of(self.network(images))
-
-
 def exported(model: Classifier) -> Classifier:
     """The model written as ONNX and read again."""
-    network = _Logits(model.copy().module.cpu()).eval()
-    prepared = model.prepared_by()
-    two = torch.zeros(2, prepared.channels, *prepared.crop)
-    any_number = ({0: torch.export.Dim.DYNAMIC},)
-    program = torch.onnx.export(network, (two,), dynamo=True, dynamic_shapes=any_number, verbose=False)
-    assert program is not None  # as no file was named
-    return replace(model, module=Exported(program.model_proto.SerializeToString()))
+    return replace(model, module=Exported(as_onnx(model)))

@@ -53,7 +53,7 @@ class Records:
         self.content: dict[str, Any] = {"settings": dict(settings), "methods": {}, "tasks": {}, "planned": []}
         file = folder / "bench.json"
         if file.exists():
-            kept = _read(file)
+            kept = read_record(file)
             before, now = kept.get("settings", {}), json.loads(json.dumps(settings))
             if other := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
                 raise RequestError(
@@ -68,12 +68,12 @@ class Records:
     @classmethod
     def reopened(cls, folder: Path) -> Records:
         """A bench as it is, to be read."""
-        return cls(folder, _read(folder / "bench.json").get("settings", {}))
+        return cls(folder, read_record(folder / "bench.json").get("settings", {}))
 
     def plan(
         self, methods: Mapping[str, Any], tasks: Mapping[str, Any], keys: list[Key], not_served: Mapping[str, str]
     ) -> None:
-        """Add to what is to be run; the same name for something else is refused."""
+        """Add to what is to be run, not yet on disk; the same name for something else is refused."""
         for part, added in (("methods", methods), ("tasks", tasks)):
             kept = self.content[part]
             for name, facts in json.loads(json.dumps(added)).items():
@@ -86,12 +86,24 @@ class Records:
         there = {tuple(key) for key in self.content["planned"]}
         self.content["planned"] += [list(key[:3]) for key in keys if tuple(key[:3]) not in there]
         self.content.setdefault("not_served", {}).update(not_served)
+
+    def write(self) -> None:
+        """Write down the settings and what is to be run."""
         write_whole(self.folder / "bench.json", as_json(self.content))
+
+    def require_written(self) -> None:
+        """An error where the folder is not the one that `write` wrote to: another machine's, perhaps."""
+        if "bench.json" not in {file.name for file in self.folder.glob("*")}:
+            raise StorageError(
+                "The processes of this run do not see the same folder.",
+                where=str(self.folder),
+                fix="Name a folder that all machines share.",
+            )
 
     def get(self, part: Part, key: Key) -> dict[str, Any] | None:
         """A finished or failed cell; None where there is none."""
         file = self._file(part, key)
-        return _read(file) if file.is_file() else None
+        return read_record(file) if file.is_file() else None
 
     def keep(self, part: Part, key: Key, cell: Mapping[str, Any]) -> None:
         """Write a cell at once."""
@@ -99,14 +111,15 @@ class Records:
 
     def all(self, part: Part) -> list[dict[str, Any]]:
         """Every cell that is there, by the name of its file."""
-        return [_read(file) for file in sorted((self.folder / part).glob("*.json"))]
+        return [read_record(file) for file in sorted((self.folder / part).glob("*.json"))]
 
     def _file(self, part: Part, key: Key) -> Path:
         names = [name for name in key if name is not None]
         return self.folder / part / f"{file_stem(*names)}.json"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_record(file: Path) -> dict[str, Any]:
+    """A file of the bench; one that is damaged is an error."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from famr.alternatives import Alternative, Retrain, SisaRemoval
 from famr.bench.cells import Case
@@ -14,11 +14,13 @@ from famr.bench.looks import Views, apart, look
 from famr.bench.records import Key, Records, as_json, write_whole
 from famr.bench.references import Reference
 from famr.bench.setting import Bench, require_served, splits_of
+from famr.bench.spreading import Spread, spread
 from famr.bench.tables import results_page
 from famr.bench.tasks import Task, tuned_on
 from famr.bench.tuning import best_trial, variants
 from famr.models import Classifier
 from famr.models.weights import load_weights, read_weights, save_weights
+from famr.ranks import ALONE, Ranks
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
 from famr.runs import environment, whole_file
@@ -29,27 +31,55 @@ from famr.train import fit
 Say = Callable[[str], None]
 
 
-def run_bench(bench: Bench, folder: Path, say: Say = print) -> dict[str, Any]:
-    """Run every cell that the folder does not hold yet; results.json, .md and .html are of all that it holds."""
-    splits = splits_of(bench)
-    unserved = require_served(bench, splits)
-    bench.start(bench.seeds[0]).prepared_by()  # a start that cannot be loaded must not leave a folder behind
-    records = Records(folder, bench.settings())
-    keys = [key for key in bench.cells() if (key.method, key.task) not in unserved]
-    methods = {contender.name: contender.method.to_json() for contender in bench.contenders}
-    not_served = {f"{method} · {task}": reason for (method, task), reason in unserved.items()}
-    records.content["environment"] = environment(str(bench.place))
-    records.plan(methods, {task.label: dict(task.facts) for task in bench.tasks}, keys, not_served)
-    work = _Work(bench, records, splits, say)
-    try:
-        work.cells(keys)
-    finally:  # also what was interrupted has a page, with the missing cells named
-        content = results(records)
-        page = results_page(content)
-        write_whole(folder / "results.json", as_json(content))
-        write_whole(folder / "results.md", as_markdown(page))
-        write_whole(folder / "results.html", as_html(page))
+def run_bench(bench: Bench, folder: Path, say: Say = print, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Run every cell that the folder does not hold yet; results.json, .md and .html are of all that it holds.
+
+    Several ranks share the work, each on its own device, and all of them in the one folder.
+    """
+    with ranks.together():
+        if ranks.size > 1:
+            bench = replace(bench, device=str(ranks.place(bench.device)))
+        splits = splits_of(bench)
+        unserved = require_served(bench, splits)
+        start = bench.start(bench.seeds[0])
+        start.prepared_by()  # a start that cannot be loaded must not leave a folder behind
+        records = Records(folder, bench.settings())
+        keys = [key for key in bench.cells() if (key.method, key.task) not in unserved]
+        methods = {contender.name: contender.method.to_json() for contender in bench.contenders}
+        not_served = {f"{method} · {task}": reason for (method, task), reason in unserved.items()}
+        records.content["environment"] = environment(str(bench.place))
+        records.plan(methods, {task.label: dict(task.facts) for task in bench.tasks}, keys, not_served)
+    if ranks.size > 1:
+        records.content["environment"] |= {"device": bench.place.type, "processes": ranks.size}
+        ranks.agree(what_all_see(bench, records, start))
+    with ranks.together():
+        if ranks.first:
+            records.write()
+    with ranks.together():
+        records.require_written()
+    with spread(ranks) as work:
+        try:
+            _Work(bench, records, splits, say, work).cells(keys)
+        finally:  # also what was interrupted has a page, with the missing cells named
+            content = results(records)
+            if ranks.first:
+                page = results_page(content)
+                write_whole(folder / "results.json", as_json(content))
+                write_whole(folder / "results.md", as_markdown(page))
+                write_whole(folder / "results.html", as_html(page))
     return content
+
+
+def what_all_see(bench: Bench, records: Records, start: Classifier) -> dict[str, Any]:
+    """What must be the same on every rank, by the name under which an error calls it."""
+    planned = {name: value for name, value in records.content.items() if name != "environment"}
+    sets = [images for images in (bench.data.train, bench.data.test) if images is not None]
+    return {
+        "the bench and what its folder holds": planned,
+        "the machine and the versions": records.content["environment"],
+        "the weights that training starts from": start.digest(),
+        "the images": [[list(images.ids), images.targets.tolist()] for images in sets],
+    }
 
 
 def results(records: Records) -> dict[str, Any]:
@@ -61,11 +91,28 @@ def results(records: Records) -> dict[str, Any]:
     return {"benchmark": "methods", **records.content, "tuning": records.all("tuning"), "cells": cells}
 
 
+class _Wanted(NamedTuple):
+    """A cell that is not there."""
+
+    key: Key
+    contender: Contender
+    task: Task
+
+
+class _Trial(NamedTuple):
+    """A method with the numbers of one trial."""
+
+    key: Key
+    task: Task
+    method: Alternative
+    of: int
+
+
 class _Work:
     """What is shared between cells: originals, references, splits, ensembles."""
 
-    def __init__(self, bench: Bench, records: Records, splits: Mapping[str, Splits], say: Say) -> None:
-        self.bench, self.records, self.splits, self.say = bench, records, splits, say
+    def __init__(self, bench: Bench, records: Records, splits: Mapping[str, Splits], say: Say, shared: Spread) -> None:
+        self.bench, self.records, self.splits, self.say, self.shared = bench, records, splits, say, shared
         self.device = bench.place
         self._original: tuple[int, Classifier, str] | None = None
         self._ensemble: tuple[int, SisaRemoval] | None = None
@@ -73,24 +120,63 @@ class _Work:
         self._tuned: dict[tuple[str, str], Alternative] = {}
 
     def cells(self, keys: list[Key]) -> None:
-        """Run what is missing, case by case."""
-        tasks = {task.label: task for task in self.bench.tasks}
-        by_name = {contender.name: contender for contender in self.bench.contenders}
-        missing = [key for key in keys if not self._done(key)]
+        """Run what is missing, case by case: what all need first, then the tuning, then what is scored."""
+        missing = [self._wanted(key) for key in keys if not self._done(key)]
         self.say(f"{len(keys) - len(missing)} of {len(keys)} cells are there, {len(missing)} to run")
-        for key in missing:  # all tuning first: going to and fro between requests would load images again and again
-            self.tuned(by_name[key.method], tasks[key.task])
-        for done, key in enumerate(missing, start=1):
-            contender, task = by_name[key.method], tasks[key.task]
-            method = self.tuned(contender, task)
-            case = self.case(task, key.seed)
+        every = [trial for _, contender, task in missing for trial in self.trials(contender, tuned_on(task))]
+        trials = [trial for trial in {trial.key: trial for trial in every}.values() if not self._tried(trial)]
+        if self.shared.ranks.size > 1:  # one rank makes them when it comes to them, and has the images at hand
+            for seed, task in self.shared.divided("references", self._needed(missing, trials)):
+                if task is None:
+                    self.original(seed)
+                else:
+                    self.reference(task, seed)
+        # all tuning first: going to and fro between requests would load images again and again
+        for trial in self.shared.divided("tuning", trials):
+            self.attempt(trial)
+        numbers = {wanted.key: number for number, wanted in enumerate(missing, start=1)}
+        for piece in self.shared.divided("cells", self._pieces(missing)):
+            for wanted in piece:
+                cell = self.scored(wanted)
+                self.records.keep("cells", wanted.key, cell)
+                self.say(f"[{numbers[wanted.key]}/{len(missing)}] {line(cell)}")
+
+    def _wanted(self, key: Key) -> _Wanted:
+        contender = next(contender for contender in self.bench.contenders if contender.name == key.method)
+        return _Wanted(key, contender, next(task for task in self.bench.tasks if task.label == key.task))
+
+    def _needed(self, missing: Sequence[_Wanted], trials: Sequence[_Trial]) -> list[tuple[int, Task | None]]:
+        """Originals (without a task) and references that are to be there before the cells, by seed; each once."""
+        pairs = [(self.bench.tuning_seed, trial.task) for trial in trials]
+        for key, contender, task in missing:
+            pairs.append((key.seed, task))
             if contender.retrains:
-                other = self.reference(task, self._next(key.seed))
-                cell = case.retrained_again(key.method, other, Retrain(self.bench.training).to_json())
+                pairs.append((self._next(key.seed), task))
+        seeds = () if self.bench.original is not None else dict.fromkeys(seed for seed, _ in pairs)
+        return [*((seed, None) for seed in seeds), *{(seed, task.label): (seed, task) for seed, task in pairs}.values()]
+
+    def _pieces(self, missing: Sequence[_Wanted]) -> list[list[_Wanted]]:
+        """Cells one by one; but several ranks leave all that use one SISA ensemble to one of them, which trains it."""
+        if self.shared.ranks.size == 1:
+            return [[wanted] for wanted in missing]
+        ensembles: dict[int, list[_Wanted]] = {}
+        others = []
+        for wanted in missing:
+            if isinstance(wanted.contender.method, SisaRemoval):
+                ensembles.setdefault(wanted.key.seed, []).append(wanted)
             else:
-                cell = case.cell(key.method, self.ready(method, key.seed))
-            self.records.keep("cells", key, cell)
-            self.say(f"[{done}/{len(missing)}] {line(cell)}")
+                others.append([wanted])
+        return [*ensembles.values(), *others]
+
+    def scored(self, wanted: _Wanted) -> dict[str, Any]:
+        """Run a cell."""
+        key, contender, task = wanted
+        method = self.tuned(contender, task)
+        case = self.case(task, key.seed)
+        if contender.retrains:
+            other = self.reference(task, self._next(key.seed))
+            return case.retrained_again(key.method, other, Retrain(self.bench.training).to_json())
+        return case.cell(key.method, self.ready(method, key.seed))
 
     def _done(self, key: Key) -> bool:
         cell = self.records.get("cells", key)
@@ -123,26 +209,33 @@ class _Work:
         """The method with the numbers that did best on the tuning request of this kind."""
         kind = tuned_on(task)
         if (contender.name, kind) not in self._tuned:
-            self._tuned[contender.name, kind] = self._tune(contender, kind)
+            trials = self.trials(contender, kind)
+            best = best_trial([self.attempt(trial) for trial in trials])
+            self._tuned[contender.name, kind] = contender.method if best is None else trials[best].method
         return self._tuned[contender.name, kind]
 
-    def _tune(self, contender: Contender, kind: str) -> Alternative:
+    def trials(self, contender: Contender, kind: str) -> list[_Trial]:
+        """What is tried of a method on the tuning request of a kind; nothing where there is nothing to choose."""
         bench = self.bench
         other = next((task for task in bench.tuning if tuned_on(task) == kind), None)
         if other is None or not bench.tunes(contender):
-            return contender.method
+            return []
         tried = variants(contender.method, bench.trials)
-        runs = []
-        for trial, variant in enumerate(tried):
-            key = Key(contender.name, other.label, bench.tuning_seed, trial)
-            run = self.records.get("tuning", key)
-            if run is None:
-                run = self.case(other, bench.tuning_seed).cell(contender.name, variant) | {"trial": trial}
-                self.records.keep("tuning", key, run)
-                self.say(f"tuning, trial {trial + 1} of {len(tried)}: {line(run)}")
-            runs.append(run)
-        best = best_trial(runs)
-        return contender.method if best is None else tried[best]
+        keys = [Key(contender.name, other.label, bench.tuning_seed, trial) for trial in range(len(tried))]
+        return [_Trial(key, other, method, len(tried)) for key, method in zip(keys, tried, strict=True)]
+
+    def _tried(self, trial: _Trial) -> bool:
+        return self.records.get("tuning", trial.key) is not None
+
+    def attempt(self, trial: _Trial) -> dict[str, Any]:
+        """A trial's run, made now where it is not there."""
+        key = trial.key
+        run = self.records.get("tuning", key)
+        if run is None:
+            run = self.case(trial.task, key.seed).cell(key.method, trial.method) | {"trial": key.trial}
+            self.records.keep("tuning", key, run)
+            self.say(f"tuning, trial {(key.trial or 0) + 1} of {trial.of}: {line(run)}")
+        return run
 
     def case(self, task: Task, seed: int) -> Case:
         """A request with its original and its reference; kept until another one is asked for."""

@@ -7,6 +7,7 @@ run are to be believed: the machine, its load and its mood are the same for both
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,8 +92,17 @@ def default_sizes(device: torch.device) -> tuple[str, ...]:
     return ("Ti", "B", "L") if device.type == "cuda" else (LITTLE,)
 
 
-def run_speed(plan: Plan, say: Callable[[str], None], keep: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """Every stage in turn; `keep` gets all that was found so far after each of them."""
+def run_speed(
+    plan: Plan,
+    say: Callable[[str], None],
+    keep: Callable[[Mapping[str, Any]], None],
+    begun: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Every stage in turn; `keep` gets all that was found so far after each of them.
+
+    `begun`: what was kept of the same plan. A network counts as done when all its stages are, as they follow from each
+    other; of one that is not, none is taken over.
+    """
     place = plan.place
     content: dict[str, Any] = {
         "benchmark": "speed",
@@ -101,9 +111,13 @@ def run_speed(plan: Plan, say: Callable[[str], None], keep: Callable[[Mapping[st
         "models": [],
         "stages": [],
     }
+    taken_over = [] if begun is None else _whole(plan, content, begun)
 
     def stage(name: str, model: str | None, work: Callable[[], dict[str, Any]]) -> None:
         if name not in plan.stages:
+            return
+        if known := next((each for each in taken_over if (each["stage"], each["model"]) == (name, model)), None):
+            content["stages"].append(known)
             return
         say(f"{name}{'' if model is None else f', {model}'} …")
         content["stages"].append(recorded(name, model, work))
@@ -132,6 +146,23 @@ def run_speed(plan: Plan, say: Callable[[str], None], keep: Callable[[Mapping[st
 
         stage("alternatives", None, lambda: alternatives(place, plan.seed, plan.repeats, say))
     return content
+
+
+def _whole(plan: Plan, now: Mapping[str, Any], begun: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The stages of an earlier run that need not be run again; one of another plan or machine is refused."""
+    then = {name: begun.get(name) for name in ("settings", "environment")}
+    known: list[dict[str, Any]] = list(begun.get("stages") or [])
+    names = {each.get("model") for each in known} - {None}
+    changed = [name for name, value in then.items() if value != json.loads(json.dumps(now[name]))]
+    if changed or not names <= {named.name for named in plan.models}:
+        raise RequestError(
+            f"What was begun here is another bench: it differs in {', '.join(changed) or 'its networks'}.",
+            where="--resume",
+            fix="Give the same command as before, or say --overwrite to begin anew.",
+        )
+    due = {name for name in OF_A_MODEL if name in plan.stages}
+    finished = {name for name in names if due <= {each["stage"] for each in known if each["model"] == name}}
+    return [each for each in known if each["model"] is None or each["model"] in finished]
 
 
 def done(content: Mapping[str, Any], stage: str) -> list[dict[str, Any]]:

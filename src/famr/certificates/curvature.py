@@ -29,7 +29,7 @@ def twice_differentiable() -> Iterator[None]:
         yield
 
 
-def flat(tensors: Sequence[Tensor]) -> Tensor:
+def flat(tensors: Iterable[Tensor]) -> Tensor:
     """All entries, one tensor after another."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 

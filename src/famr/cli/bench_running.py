@@ -26,6 +26,7 @@ from famr.data import Data
 from famr.errors import CheckpointError, RequestError
 from famr.labels import match_labels
 from famr.models import Classifier, load_model, new_model
+from famr.ranks import ALONE, Ranks
 from famr.report.content import Report, Section
 from famr.report.escaping import visible
 from famr.report.html import as_html
@@ -109,6 +110,7 @@ def run_methods(
     tuning_seed: int | None,
     leave_out_unserved: bool,
     shards: int,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Run a bench of methods in its folder, and say who is first."""
     contenders = contenders_called(methods)
@@ -149,7 +151,7 @@ def run_methods(
         subject.device,
         subject.precision,  # type: ignore[arg-type]  # checked by Bench
     )
-    content = run_bench(bench, output, subject.say)
+    content = run_bench(bench, output, subject.say, ranks)
     cells = content["cells"]
     by_kind = {title: [c for c in cells if kind_of(c, content) == kind] for kind, title in KINDS.items()}
     return {

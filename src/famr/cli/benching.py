@@ -9,6 +9,7 @@ import typer
 
 from famr.cli import options as opt
 from famr.cli.printing import print_json, say
+from famr.cli.ranked import require_sharing, speaks
 from famr.errors import RequestError
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def methods(
         bool, typer.Option("--leave-out-unserved", help="Show pairs that cannot be served as such, and run the others.")
     ] = False,
     shards: Annotated[int, typer.Option(help="Shards of the ensemble that SISA needs.")] = 5,
+    processes: opt.Processes = None,
     epochs: Epochs = 10,
     batch_size: BatchSize = 128,
     learning_rate: LearningRate = 3e-4,
@@ -72,6 +74,7 @@ def methods(
     compile_network: Compile = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16; default bf16 on CUDA, else fp32.")] = None,
     retry_failed: Retry = False,
+    resume: opt.GoesOn = False,  # noqa: ARG001  # it always does: finished cells are in the folder
     data_name: DataName = None,
     data_root: opt.DataRoot = None,
     label_column: opt.LabelColumn = None,
@@ -83,6 +86,7 @@ def methods(
 ) -> None:
     """Methods × requests × seeds, each tuned on other requests, beside retrained models; goes on after a stop."""
     from famr.cli.bench_running import Subject, run_methods
+    from famr.joining import joined
 
     subject = Subject(
         data_facts=opt.data_facts(data, data_root, label_column, split_seed, by_name=match_labels_by_name),
@@ -96,23 +100,27 @@ def methods(
         device=device,
         precision=precision,
         retry_failed=retry_failed,
-        quiet=quiet,
+        quiet=quiet or not speaks(),
     )
-    report = run_methods(
-        subject,
-        output,
-        classes=class_ or [],
-        random_classes=random_classes,
-        concepts=[opt.column_and_value(pair, "--concept") for pair in concept or []],
-        shares=samples_share or [],
-        methods=[name.strip() for name in methods.split(",") if name.strip()],
-        seeds=_numbers(seeds),
-        trials=trials,
-        tune_on=tune_on,
-        tuning_seed=tuning_seed,
-        leave_out_unserved=leave_out_unserved,
-        shards=shards,
-    )
+    with joined(processes, device=device) as ranks:
+        report = run_methods(
+            subject,
+            output,
+            classes=class_ or [],
+            random_classes=random_classes,
+            concepts=[opt.column_and_value(pair, "--concept") for pair in concept or []],
+            shares=samples_share or [],
+            methods=[name.strip() for name in methods.split(",") if name.strip()],
+            seeds=_numbers(seeds),
+            trials=trials,
+            tune_on=tune_on,
+            tuning_seed=tuning_seed,
+            leave_out_unserved=leave_out_unserved,
+            shards=shards,
+            ranks=ranks,
+        )
+    if not speaks():
+        return
     if as_json:
         print_json(report)
     else:
@@ -149,6 +157,7 @@ def paper(
     augment: Augment = True,
     compile_network: Compile = None,
     retry_failed: Retry = False,
+    resume: opt.GoesOn = False,  # noqa: ARG001  # it always does: finished cells are in the folder
     data_root: opt.DataRoot = None,
     label_column: opt.LabelColumn = None,
     split_seed: opt.SplitSeed = 0,
@@ -159,6 +168,7 @@ def paper(
     """A table or a figure of the paper: runs what the folder does not hold, then shows all that it holds."""
     from famr.cli.bench_running import Subject, run_paper
 
+    require_sharing("bench paper")
     if (table is None) == (figure is None):
         raise RequestError("Give either --table or --figure.", where="famr bench paper", fix="--table 1")
     if preset not in ("paper", "default"):
@@ -217,6 +227,9 @@ def speed(
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16; default bf16 on CUDA, else fp32.")] = None,
     seed: opt.Seed = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result file.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a result file that was begun; networks that are done stay.")
+    ] = False,
     device: opt.Device = "auto",
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
@@ -224,6 +237,7 @@ def speed(
     """The floor, a plain loop and ours on this machine: time, memory, growth. On images made for the purpose."""
     from famr.cli.speed_running import run_and_write
 
+    require_sharing("bench speed")
     content = run_and_write(
         output,
         sizes=_names(sizes),
@@ -239,6 +253,7 @@ def speed(
         seed=seed,
         device=device,
         overwrite=overwrite,
+        resume=resume,
         quiet=quiet,
     )
     if as_json:

@@ -238,8 +238,8 @@ class OpenRun:
 
 def open_run(run: Path, original: str | None, data: str | None, data_root: str | None) -> OpenRun:
     """Load a run's model, its original and its images; the last three arguments say what has moved."""
-    model = load_model(str(run))
     request, record = read_unlearning(run)
+    model = load_model(str(run))
     facts = recorded_facts(run, record, data, data_root)
     earlier = [Earlier.from_json(values) for values in record.get("earlier", [])]
     model, splits = splits_for(model, request, facts, earlier)

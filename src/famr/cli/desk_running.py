@@ -57,7 +57,8 @@ def carry_out(
     else:
         for folder, done, earlier in made:
             for request in done:
-                print(f"{request['id']}: {visible(request['asks'])}: done, {request['found']} images forgotten")
+                images = f"{request['found']} image{'' if request['found'] == 1 else 's'}"
+                print(f"{request['id']}: {visible(request['asks'])}: done, {images} forgotten")
             for id_, (verdict, says) in earlier.items():
                 print(f"{id_}: {verdict} ({says})")
             print(f"run: {visible(folder)}")

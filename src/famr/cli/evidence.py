@@ -96,10 +96,14 @@ def audit(
     quick: Annotated[bool, typer.Option("--quick", help="Leave out relearning, rounding, export and CKA.")] = False,
     seed: opt.Seed = 0,
     device: opt.Device = "auto",
+    resume: opt.GoesOn = False,  # noqa: ARG001  # it always does: finished shadow models are in the cache
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Attack a run as a hostile reader would; exit code 7 where a gate fails. Written into the run folder."""
+    """Attack a run as a hostile reader would; exit code 7 where a gate fails. Written into the run folder.
+
+    An audit that was stopped is simply started again: shadow models that were finished are not trained twice.
+    """
     from famr.cli.auditing import Places, require_pass, run_audit
     from famr.cli.shadowing import Shadowing
 

@@ -16,12 +16,11 @@ from types import FrameType
 from typing import TextIO
 
 from famr.cli.printing import print_error, say
-from famr.errors import FamrError, NumericsError
+from famr.errors import FamrError, NumericsError, is_out_of_memory
 from famr.storage.claims import release_all
 
 STOPPED = 130
 UNFORESEEN = 1
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "std::bad_alloc")
 
 
 class Stopped(BaseException):  # it is no error, and nothing that catches errors may catch it
@@ -36,7 +35,7 @@ def guarded(command: Callable[[], object], *, as_json: bool, debug: bool) -> Non
     except FamrError as error:
         if debug:
             raise
-        print_error(error, as_json)
+        tell(error, as_json)
         sys.exit(error.exit_code)
     except (Stopped, KeyboardInterrupt):
         say("famr: stopped. Nothing half-written was left; the inputs are unchanged.")
@@ -45,15 +44,24 @@ def guarded(command: Callable[[], object], *, as_json: bool, debug: bool) -> Non
         if debug:
             raise
         told = foreseeable(error)
-        print_error(told, as_json)
+        tell(told, as_json)
         sys.exit(told.exit_code)
     finally:
         release_all()
 
 
+def tell(error: FamrError, as_json: bool) -> None:
+    """An error in its words; where whoever listened is gone, nobody is told, and nothing else goes wrong."""
+    try:
+        print_error(error, as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains when it ends
+
+
 def foreseeable(error: Exception) -> FamrError:
     """Words for an error that nobody gave words to."""
-    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+    if is_out_of_memory(error):
         return NumericsError(
             "There is not enough memory.",
             where=type(error).__name__,

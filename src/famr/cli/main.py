@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -11,11 +12,12 @@ from typing import Annotated
 import typer
 
 from famr._version import __version__
-from famr.cli import benching, evidence, exporting, reporting, requests, signing
+from famr.cli import benching, evidence, exporting, listing, reporting, requests, signing
 from famr.cli import options as opt
 from famr.cli.guarding import guarded, show_own_warnings
-from famr.cli.printing import print_json, print_scores, say, visible
+from famr.cli.printing import print_json, print_scores, say
 from famr.cli.ranked import require_sharing, speaks
+from famr.cli.usage import parsed
 from famr.errors import RequestError
 
 app = typer.Typer(
@@ -311,37 +313,21 @@ def sketch(
         print(f"{report['images']} images, {report['layers']} layers: {report['output']}")
 
 
-for one in (evidence.evaluate, evidence.certify, evidence.audit, *signing.COMMANDS, exporting.export, reporting.report):
+looking = (evidence.evaluate, evidence.certify, evidence.audit, listing.classes)
+for one in (*looking, *signing.COMMANDS, exporting.export, reporting.report):
     app.command()(one)
 app.add_typer(requests.app)
 app.add_typer(benching.app)
-
-
-@app.command()
-def classes(
-    model: Annotated[str | None, typer.Argument(help="The model whose classes to list.")] = None,
-    data: Annotated[str | None, typer.Option(help="Or the data whose classes to list.")] = None,
-    weights: opt.Weights = None,
-    data_root: opt.DataRoot = None,
-    label_column: opt.LabelColumn = None,
-    as_json: opt.AsJson = False,
-) -> None:
-    """List the class names of a model or of a data set."""
-    from famr.cli.commands import list_classes
-
-    labels = list_classes(model, data, weights, data_root, label_column)
-    if as_json:
-        print_json({"classes": labels})
-    else:
-        for index, label in enumerate(labels):
-            print(f"{index:5d}  {visible(label)}")
 
 
 def main() -> None:
     """Run the command line; turn an error into its words and its exit code."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its stack traces are not for users; our errors are
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows few letters gets their numbers
     as_json, debug = "--json" in sys.argv and speaks(), "--debug" in sys.argv
     if not debug:
         warnings.showwarning = show_own_warnings
-    guarded(app, as_json=as_json, debug=debug)
+    guarded(parsed(app), as_json=as_json, debug=debug)

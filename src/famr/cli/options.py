@@ -51,6 +51,9 @@ ForgetRate = Annotated[float | None, typer.Option(help="η of Alg. 1.")]
 ForgetEpochs = Annotated[int | None, typer.Option(help="Passes over the forget set.")]
 ForgetBatch = Annotated[int | None, typer.Option(help="Images a step.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped; else it begins anew.")]
+GoesOn = Annotated[
+    bool, typer.Option("--resume", help="Go on where it was stopped; it does so without being told, too.")
+]
 Optimiser = Annotated[str | None, typer.Option(help="natural, sgd, adam or adamw.")]
 Reduction = Annotated[str | None, typer.Option(help="sum or mean over a batch.")]
 Alpha = Annotated[float | None, typer.Option(help="α: weight of the KL to the target.")]

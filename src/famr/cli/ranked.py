@@ -6,7 +6,7 @@ import os
 
 from famr.errors import RequestError
 
-SHARED = ("forget",)
+SHARED = ("forget", "bench", "bench methods")
 """The commands that several processes can share."""
 
 
@@ -22,5 +22,5 @@ def require_sharing(command: str | None) -> None:
         raise RequestError(
             f"`famr {command}` runs in one process, and the launcher started {started}.",
             where="WORLD_SIZE",
-            fix=f"Start it without torchrun or accelerate; they are for `famr {SHARED[0]}`.",
+            fix="Start it without torchrun or accelerate; they are for `famr forget` and `famr bench methods`.",
         )

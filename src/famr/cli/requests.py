@@ -201,7 +201,9 @@ def show(id_: Id, workspace: Place = HERE, as_csv: AsCsv = False, as_json: opt.A
     elif as_csv:
         print(csv_of(columns, rows), end="")
     else:
-        print_table(f"{record.id}: {told['asks']}", ["what", "value"], [[name, told[name]] for name in told])
+        print_table(
+            f"{record.id}: {told['asks']}", ["what", "value"], [[name.replace("_", " "), told[name]] for name in told]
+        )
         print_table("Samples", columns, rows)
         if copies:
             some = [[each.forgotten, each.retained, each.similarity, each.included] for each in copies]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from famr.bench.records import as_json, write_whole
+from famr.bench.records import as_json, read_record, write_whole
 from famr.bench.speed import Plan, default_sizes, run_speed
 from famr.bench.speed_checks import checks
 from famr.bench.speed_figure import draw_speed, panels
@@ -36,10 +36,12 @@ def run_and_write(
     seed: int,
     device: str,
     overwrite: bool,
+    resume: bool,
     quiet: bool,
 ) -> dict[str, Any]:
     """Run the stages; the result file is whole after each of them, page and figure follow at the end."""
-    _require_free(output, overwrite)
+    _require_free(output, overwrite or resume)
+    begun = read_record(output) if resume and output.is_file() else None
     if (model is not None and sizes) or (model is None and arguments):
         raise RequestError(
             "Give either --sizes, or --model with its --model-arg.", where="famr bench speed", fix="--sizes Ti,B"
@@ -61,7 +63,9 @@ def run_and_write(
     else:
         named = [size_named(size) for size in sizes or default_sizes(plan.place)]
     told = (lambda _line: None) if quiet else say
-    content = run_speed(replace(plan, models=tuple(named)), told, lambda found: write_whole(output, as_json(found)))
+    plan = replace(plan, models=tuple(named))
+    content = run_speed(plan, told, lambda found: write_whole(output, as_json(found)), begun)
+    write_whole(output, as_json(content))
     write_whole(output.with_suffix(".md"), as_markdown(speed_page(content)))
     if panels(content):
         with whole_file(output.with_suffix(".png")) as staging:

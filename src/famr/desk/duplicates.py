@@ -48,7 +48,7 @@ def fingerprint(rgb: NDArray[np.uint8]) -> Fingerprint:
     """Of pixels (height, width, 3)."""
     height, width, _ = rgb.shape
     digest = hashlib.sha256(f"{width}×{height} RGB\n".encode() + rgb.tobytes()).hexdigest()
-    small = Image.fromarray(rgb).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    small = Image.fromarray(rgb).convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)  # least blur
     return Fingerprint(digest, small.tobytes())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sqlite3
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -104,9 +105,17 @@ def _record(rows: sqlite3.Connection, number: int) -> Record:
 
 
 def all_requests(workspace: Workspace) -> list[Record]:
-    """Every request, first first."""
+    """Every request, first first: by their numbers, whatever a clock said."""
     numbers = workspace.connection.execute("SELECT number FROM requests ORDER BY number").fetchall()
-    return [_record(workspace.connection, number) for (number,) in numbers]
+    found = [_record(workspace.connection, number) for (number,) in numbers]
+    for record in found:
+        if record.closed is not None and record.closed < record.received:
+            warnings.warn(
+                f"{record.id} was closed on {record.closed}, before it was received on {record.received}: a clock was "
+                "wrong or went backwards, or the date given was. Numbers tell the order, dates do not.",
+                stacklevel=2,
+            )
+    return found
 
 
 def find_request(workspace: Workspace, id_: str) -> Record:

@@ -49,7 +49,9 @@ class Scope:
                 fix="--class NAME, or --sample, --samples, --hash or --examples; make two requests for both.",
             )
         if wrong := [text for text in self.hashes if not SHA256.fullmatch(text)]:
-            raise RequestError(f"A hash has 64 hexadecimal digits, got {wrong[0]!r}.", fix="--hash $(sha256sum FILE)")
+            raise RequestError(
+                f"A hash has 64 hexadecimal digits, got {wrong[0]!r}.", fix="--hash $(sha256sum FILE | cut -c -64)"
+            )
 
     @property
     def kind(self) -> Kind:

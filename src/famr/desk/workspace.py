@@ -132,7 +132,7 @@ def open_workspace(folder: Path) -> Iterator[Workspace]:
     with _connected(folder) as connection:
         found = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM settings")}
         settings = Settings(found["model"], found["data"], Budget(**found["budget"]))
-        yield Workspace(folder.resolve(), connection, settings)
+        yield Workspace(folder, connection, settings)
 
 
 def create_workspace(folder: Path, settings: Settings) -> None:

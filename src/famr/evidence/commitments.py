@@ -59,7 +59,7 @@ def key_id(key: bytes) -> str:
 
 def key_file(run: Path) -> Path:
     """Where the key of a run is kept unless somebody says otherwise: beside the folder, never in it."""
-    folder = run.resolve()
+    folder = run.resolve() if run.is_symlink() or run.name in ("", "..") else run  # told as it was named
     return folder.with_name(f"{folder.name}.commitment-key")
 
 

@@ -9,9 +9,11 @@ could do is to begin anew, which only shows against a head that somebody else ha
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +86,7 @@ def read_ledger(path: Path, key: Ed25519PublicKey) -> Ledger:
             where=f"{path}: entry {len(lines) - 1}",
             fix=DO_NOT_RELY,
         )
+    _watch_the_clock(entries)
     return Ledger(path, head["ledger"], entries, _sha256(lines[-1]))
 
 
@@ -181,6 +184,19 @@ def _chain(path: Path, lines: list[bytes], ledger: str) -> tuple[Mapping[str, An
             raise _bad_entry(path, place - 1, f"was changed, or entry {place} was")
         entries.append(entry)
     return tuple(entries)
+
+
+def _watch_the_clock(entries: Sequence[Mapping[str, Any]]) -> None:
+    """The chain tells what came first, whatever a clock said; but somebody should look at a clock that disagrees."""
+    times = [str(entry.get("time")) for entry in entries]
+    for place, (before, after) in enumerate(itertools.pairwise(times), start=1):
+        if after < before:
+            warnings.warn(
+                f"Entry {place} of the ledger is dated {after}, before entry {place - 1} ({before}): a clock was wrong "
+                "or went backwards. The order of the entries holds, their times do not.",
+                stacklevel=2,
+            )
+            return
 
 
 def _bad_entry(path: Path, place: int, what: str) -> GateError:

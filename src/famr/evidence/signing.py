@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from famr.data import Images
-from famr.digests import COMPLETE
+from famr.digests import COMPLETE, seal_without
 from famr.errors import DataError, GateError, RequestError
 from famr.evidence.canonical import parse
 from famr.evidence.commitments import commit, key_at, key_file, key_id
@@ -19,6 +18,7 @@ from famr.evidence.ledger import Ledger, append, open_ledger
 from famr.evidence.statement import ENVELOPE, PAYLOAD_TYPE, Facts, as_shown, facts_of, files_of, statement
 from famr.evidence.verifying import changes
 from famr.runs import whole_file
+from famr.storage.litter import sweep_inside
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -149,13 +149,10 @@ def _still_valid(run: Path, key: Ed25519PublicKey, book: Ledger | None) -> bytes
 
 def _files_to_bind(run: Path) -> dict[str, str]:
     """Every file but the envelope, after the run's own seal was freed of an earlier envelope."""
-    for name in (ENVELOPE, COMPLETE):
-        for litter in run.glob(f".{name}.*.tmp"):  # left by a process that was killed
-            litter.unlink()
-    sealed = json.loads((run / COMPLETE).read_text(encoding="utf-8"))
-    if sealed["files"].pop(ENVELOPE, None):
+    sweep_inside(run)
+    if (let_go := seal_without(run, [ENVELOPE])) is not None:
         with whole_file(run / COMPLETE) as staging:
-            staging.write_text(json.dumps(sealed, indent=2) + "\n", encoding="utf-8")
+            staging.write_text(let_go, encoding="utf-8")
     found = files_of(run)
     if found.odd:
         raise RequestError(

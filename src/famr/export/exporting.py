@@ -15,9 +15,10 @@ from famr.data.images import UNKNOWN
 from famr.digests import file_digest
 from famr.errors import GateError
 from famr.evaluation import Answers, ModelScores, collect, score
-from famr.export.programs import FILES, INPUT, OUTPUT, read_program, require_format, write_program
+from famr.export.programs import FILES, read_program, require_format, write_program
 from famr.export.slots import kept_slots, without_slots
 from famr.models import Classifier
+from famr.models.onnx import INPUT, OUTPUT
 from famr.runs import check_output, environment, staged, write_json
 from famr.splits import Splits
 

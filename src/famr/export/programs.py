@@ -8,14 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from famr.audits.survival import Exported, onnx_missing
 from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier
-from famr.models.classifier import logits_of
+from famr.models.onnx import Exported, as_onnx, onnx_missing, traceable
 
 FILES = {"onnx": "model.onnx", "torch-export": "model.pt2"}
 """The file of each format."""
-INPUT, OUTPUT = "images", "logits"
 LARGEST_ONNX = 2**31 - 2**20
 """Bytes of weights that fit one ONNX file, whose format ends at 2 GiB."""
 
@@ -30,31 +28,15 @@ def require_format(name: str) -> None:
 
 def write_program(model: Classifier, form: str, path: Path) -> None:
     """Trace the network for any number of images and write it."""
-    network = _Logits(model.copy().module.cpu()).eval()
-    prepared = model.prepared_by()
-    two = torch.zeros(2, prepared.channels, *prepared.crop)
-    any_number = ({0: torch.export.Dim.DYNAMIC},)
-    if form == "onnx" and sum(tensor.nbytes for tensor in network.state_dict().values()) > LARGEST_ONNX:
+    tensors = model.module.state_dict().values()
+    if form == "onnx" and sum(tensor.nbytes for tensor in tensors) > LARGEST_ONNX:
         raise RequestError("The network is too large for one ONNX file.", where=model.spec, fix="Use torch-export.")
     try:
         if form == "onnx":
-            program = torch.onnx.export(
-                network,
-                (two,),
-                dynamo=True,
-                dynamic_shapes=any_number,
-                verbose=False,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-            )
-            assert program is not None  # as no file was named
-            proto = program.model_proto
-            for part in (proto.graph, *proto.functions):
-                for step in part.node:
-                    del step.metadata_props[:]  # lines of code, with where they lie on this machine
-            path.write_bytes(proto.SerializeToString())
+            path.write_bytes(as_onnx(model))
         else:
-            traced = torch.export.export(network, (two,), dynamic_shapes=any_number)
+            network, two, any_number = traceable(model)
+            traced = torch.export.export(network, two, dynamic_shapes=any_number)
             for node in traced.graph.nodes:
                 node.meta.pop("stack_trace", None)
             torch.export.save(traced, path)
@@ -73,17 +55,6 @@ def read_program(form: str, path: Path) -> nn.Module:
     if form == "onnx":
         return Exported(path.read_bytes())
     return _Traced(torch.export.load(path).module())
-
-
-class _Logits(nn.Module):
-    """The logits alone, whatever the library wraps around them."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        return logits_of(self.network(images))
 
 
 class _Traced(nn.Module):

@@ -77,32 +77,51 @@ def audit(facts: Facts) -> Section:
             "A gate passes where the whole 95 % interval keeps the threshold and fails where the whole interval breaks "
             "it; else the audit cannot tell. The thresholds stand in the audit's record."
         ),
-        Table("Gates: figure [95 % interval] and verdict of each model", ("gate", "at most", *models), tuple(rows)),
+        Table(
+            "Gates: figure [95 % interval] and verdict of each model; shares from 0 to 1 unless said below",
+            ("gate", "at most", *models),
+            tuple(rows),
+        ),
         Bullets(tuple(f"{_words(check['name'])}: {check['says']}" for check in found["checks"])),
     ]
     if lines := [*dict.fromkeys(reasons), *found.get("notes", ())]:
         blocks += [Text("Stated and not judged, or not available:"), Bullets(tuple(lines))]
-    if stated := _leaves(found.get("stated", {})):
-        more = f" ({len(stated) - MOST_STATED} more in unlearning/audit.json)" if len(stated) > MOST_STATED else ""
-        rest = tuple(stated[:MOST_STATED])
-        blocks.append(Table(f"Measured and not judged{more}", ("what", "of", "value"), rest, words=2))
-    return Section("Audit", tuple(blocks))
+    return Section("Audit", (*blocks, *_stated(found.get("stated", {}))))
 
 
-def _leaves(found: Mapping[str, Any], above: str = "") -> list[tuple[str, str, str]]:
-    """Every figure and word of nested values, by where it stands; lists are left to the audit's own file.
+def _stated(found: Mapping[str, Any]) -> list[Block]:
+    """What was measured and not judged: sentences as a list, figures as a table."""
+    leaves = _leaves(found)
+    words = [
+        f"{what}: {value}" if of == "says" else f"{what}, {of}: {value}"
+        for what, of, value in leaves
+        if isinstance(value, str)
+    ]
+    figures = [(what, of, figure(value)) for what, of, value in leaves if not isinstance(value, str)]
+    more = f" ({len(figures) - MOST_STATED} more in unlearning/audit.json)" if len(figures) > MOST_STATED else ""
+    blocks: list[Block] = []
+    if figures:
+        rows = tuple(figures[:MOST_STATED])
+        blocks.append(
+            Table(f"Measured and not judged, as shares unless said below{more}", ("what", "of", "value"), rows, words=2)
+        )
+    return [*blocks, Bullets(tuple(words))] if words else blocks
+
+
+def _leaves(found: Mapping[str, Any], above: str = "") -> list[tuple[str, str, str | float]]:
+    """Every figure and word of nested values, by where it stands; lists and counts are left to the audit's own file.
 
     >>> _leaves({"calibration": {"says": "ECE.", "ece": {"unlearned": 0.03}}})
-    [('calibration', 'says', 'ECE.'), ('calibration', 'ece unlearned', '0.03')]
+    [('calibration', 'says', 'ECE.'), ('calibration', 'ece unlearned', 0.03)]
     """
-    rows = []
+    rows: list[tuple[str, str, str | float]] = []
     for name, value in found.items():
         path = f"{above} {_words(name)}".strip()
         if isinstance(value, Mapping):
-            rows += _leaves(value, f"{path}:" if not above else path)
-        elif not isinstance(value, list | bool):
+            rows += _leaves(value, f"{path}:" if not above else path) if name != "counts" else []
+        elif value is not None and not isinstance(value, list | bool):
             what, _, of = path.partition(": ")
-            rows.append((what.removesuffix(":"), of, figure(value)))
+            rows.append((what.removesuffix(":"), of, value))
     return rows
 
 

@@ -74,14 +74,17 @@ def _table(table: Table) -> str:
         for place, name in enumerate(table.columns)
     ]
     rows = [
-        "<tr>" + "".join(_cell(cell, place < table.words) for place, cell in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(_cell(cell, table.columns[place], place < table.words) for place, cell in enumerate(row))
+        + "</tr>"
         for row in table.rows
     ]
     caption = in_html(table.caption)
+    stacked = ' class="stacked"' if len(table.columns) > 2 else ""  # on a telephone, a row is a small list
     return "\n".join(
         [
             f'<div class="table">\n<p class="caption">{caption}</p>',
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}">\n<table>',
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}">\n<table{stacked}>',
             f"<thead><tr>{''.join(heads)}</tr></thead>",
             "<tbody>",
             *rows,
@@ -91,12 +94,12 @@ def _table(table: Table) -> str:
     )
 
 
-def _cell(cell: str, word: bool) -> str:
+def _cell(cell: str, column: str, word: bool) -> str:
     kinds = ["word"] if word else []
     if DIGEST.fullmatch(cell):
         kinds.append("digest")
     kinds += [kind for verdict, kind in VERDICTS.items() if cell.endswith(verdict)]
-    return f"<td{_class(' '.join(kinds))}>{in_html(cell)}</td>"
+    return f'<td data-of="{in_html(column)}"{_class(" ".join(kinds))}>{in_html(cell)}</td>'
 
 
 def _class(names: str) -> str:

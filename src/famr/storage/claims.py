@@ -51,8 +51,9 @@ def claim(target: Path) -> None:
             where=str(target),
             fix="Wait for it, or name another folder.",
         )
-    os.ftruncate(handle, 0)
-    os.write(handle, f"{os.getpid()}\n".encode())
+    with suppress(OSError):  # on a full disk nobody learns whose it is; that there is no room is told later
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
     _held[place] = _Claim(handle, lock, made)
 
 

@@ -27,9 +27,15 @@ def sweep_folder(target: Path) -> None:
 
 def sweep_file(target: Path) -> None:
     """Clear the half-written files of dead processes for this file."""
-    for staging in _left_beside(target, r"[0-9]+\.tmp"):
-        pid = int(staging.name.split(".")[-2])
-        if pid != os.getpid() and not _alive(pid):
+    for staging in _left_beside(target, r"[0-9]+\.(tmp|png)"):
+        if _is_dead(staging):
+            _remove(staging)
+
+
+def sweep_inside(run: Path) -> None:
+    """Clear the half-written files of dead processes in a run folder, whichever file they were to become."""
+    for staging in run.rglob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9]+\.tmp", staging.name) and _is_dead(staging):
             _remove(staging)
 
 
@@ -38,6 +44,12 @@ def _left_beside(target: Path, ending: str) -> list[Path]:
     if not target.parent.is_dir():
         return []
     return sorted(path for path in target.parent.iterdir() if pattern.fullmatch(path.name))
+
+
+def _is_dead(staging: Path) -> bool:
+    """Whether the process that a half-written file is named after is gone."""
+    pid = int(staging.name.split(".")[-2])
+    return pid != os.getpid() and not _alive(pid)
 
 
 def _remove(path: Path) -> None:

@@ -1,0 +1,151 @@
+"""Independent pieces of work for several processes: whoever is free takes the next one, and stages wait for each other.
+
+A piece may take hours, so that silence says nothing about a rank. Each has a thread that tells the others a few times a
+second how far it is. One that is gone is noticed at once, one that stands still after the timeout; the others finish
+the piece that they are at, and end with an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from famr.errors import NumericsError
+from famr.joining import timeout
+from famr.ranks import Ranks, from_words, in_words
+
+BEAT = 0.25
+"""Seconds between two signs of life."""
+PARTING = 5.0
+"""Seconds in which the others must have heard that this rank goes."""
+Piece = TypeVar("Piece")
+
+
+class Sign(NamedTuple):
+    """How far a rank is."""
+
+    stages: int = 0
+    """Stages that it has finished."""
+    waits: bool = False
+    worked: float = 0.0
+    """What its main thread has had of a CPU, in seconds: what stands still has none."""
+    ends: bool = False
+    words: dict[str, str | None] | None = None
+    """Why it ends, where it failed."""
+
+
+class Spread:
+    """The work of all ranks, seen from one of them."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._name = ranks.tell(uuid4().hex)[0]  # one that no earlier work has taken pieces under
+        self._own = Sign()
+        self._heard = [Sign()] * ranks.size
+        self._lost: Exception | None = None
+        self._news, self._hurry = threading.Condition(), threading.Event()
+
+    def divided(self, stage: str, pieces: Sequence[Piece]) -> Iterator[Piece]:
+        """The pieces that fall to this rank, one by one; it ends once all ranks are done with theirs.
+
+        Every rank must give the same pieces, and run the loop to its end.
+        """
+        if self.ranks.size == 1:
+            yield from pieces
+            return
+        while (place := self.ranks.take(f"{self._name}/{stage}")) < len(pieces):
+            yield pieces[place]
+            self._require_all()
+        with self._news:
+            self._say(stages=self._own.stages + 1, waits=True)
+            while any(sign.stages < self._own.stages for sign in self._heard):
+                self._require_all()
+                self._news.wait()
+            self._say(waits=False)
+
+    def _require_all(self) -> None:
+        """An error where another rank is gone, or goes."""
+        if self._lost is not None:
+            raise self._lost
+        if words := next((sign.words for sign in self._heard if sign.words is not None), None):
+            raise from_words(words)
+        if any(sign.ends for sign in self._heard):
+            raise _gone("Another process of this run was stopped.", "between the processes")
+
+    def _say(self, **changes: Any) -> None:
+        self._own = self._own._replace(**changes)
+        self._hurry.set()
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Tell the others of this rank, and listen to them, while the block runs."""
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout()))
+        thread = threading.Thread(target=self._listen, args=(group, _clock_of_this_thread()), daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException as error:
+            self._say(words=in_words(error, self.ranks.rank) if isinstance(error, Exception) else None)
+            raise
+        finally:
+            self._say(ends=True)
+            thread.join(PARTING)
+
+    def _listen(self, group: Any, clock: int | None) -> None:
+        try:
+            moved = [(-1.0, 0.0)] * self.ranks.size
+            while not any(sign.ends for sign in self._heard):
+                self._hurry.wait(BEAT)
+                self._hurry.clear()
+                worked = time.process_time() if clock is None else time.clock_gettime(clock)
+                every: list[Any] = [None] * self.ranks.size
+                dist.all_gather_object(every, self._own._replace(worked=worked), group=group)
+                with self._news:
+                    self._heard = every
+                    self._news.notify_all()
+                moved = [_last_moved(sign, before) for sign, before in zip(every, moved, strict=True)]
+                _require_moving([since for _, since in moved])
+        except Exception as error:  # it is raised by the main thread, which waits for nobody then
+            with self._news:
+                self._lost = error
+                self._news.notify_all()
+
+
+@contextmanager
+def spread(ranks: Ranks) -> Iterator[Spread]:
+    """Work that these ranks do together."""
+    work = Spread(ranks)
+    if ranks.size == 1:
+        yield work
+        return
+    with work.heard():
+        yield work
+
+
+def _clock_of_this_thread() -> int | None:
+    """A clock that runs while this thread has a CPU; None where the system has no such clock."""
+    found = getattr(time, "pthread_getcpuclockid", None)
+    return None if found is None else int(found(threading.get_ident()))
+
+
+def _last_moved(sign: Sign, before: tuple[float, float]) -> tuple[float, float]:
+    """What a rank has worked, and when it last had worked more than before, or had nothing to do."""
+    return before if sign.worked == before[0] and not sign.waits else (sign.worked, time.monotonic())
+
+
+def _require_moving(since: Sequence[float]) -> None:
+    now, limit = time.monotonic(), timeout()
+    for rank, moment in enumerate(since):
+        if now - moment > limit:
+            raise _gone(f"A process of this run has stood still for {limit:g} seconds.", f"rank {rank}")
+
+
+def _gone(what: str, where: str) -> NumericsError:
+    return NumericsError(what, where=where, fix="Start the run again: it goes on with what is missing.")
