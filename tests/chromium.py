@@ -145,6 +145,8 @@ def chromium() -> Iterator[Chromium]:
 
 def main() -> None:
     page = Path(sys.argv[1])
+    if not page.is_file():
+        sys.exit(f"there is no page {page}")
     folder = Path(sys.argv[2]) if len(sys.argv) > 2 else None
     trouble = False
     with chromium() as browser:

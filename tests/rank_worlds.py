@@ -33,7 +33,8 @@ from small import ARCHITECTURE, ARGUMENTS, CLASSES
 
 CPU = torch.device("cpu")
 START = multiprocessing.get_context("forkserver")
-START.set_forkserver_preload([__name__, "timm", "famr.cli.commands", "famr.sharded", "torch._dynamo"])
+FOR_THE_BENCH = ["famr.cli.bench_running", "sklearn.datasets", "sklearn.svm"]
+START.set_forkserver_preload([__name__, "timm", "famr.cli.commands", "famr.sharded", "torch._dynamo", *FOR_THE_BENCH])
 
 
 class Ended(NamedTuple):

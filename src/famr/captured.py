@@ -8,6 +8,7 @@ come often enough.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -72,6 +73,8 @@ class Captured:
         for parameter in self._parameters:
             parameter.grad = None
         graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.disable()  # what it frees on the device in the middle of a capture would end it
         try:
             with torch.cuda.graph(graph):
                 loss = self._step(held)
@@ -81,6 +84,9 @@ class Captured:
             why = (str(error).splitlines() or ["no reason given"])[0]
             warnings.warn(f"The steps of this network run one by one, which takes longer: {why}", stacklevel=2)
             return None
+        finally:
+            if collecting:
+                gc.enable()
         return graph, held, loss
 
     def _state(self) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,7 @@ from famr.batches import Batch, Batches
 from famr.devices import autocast
 from famr.errors import RequestError, is_out_of_memory
 from famr.evaluation import Answers, collect
+from famr.lean import LeanBackward
 from famr.method import FAMR
 from famr.metrics.forgetting import correct, entropy
 from famr.models import Classifier
@@ -36,6 +37,8 @@ class ForgetLoss:
     tap: LayerOutput | None = None
     gram_target: Tensor | None = None
     ranks: Ranks = ALONE
+    lean: bool = False
+    """Whether its gradients are taken in leaner ways, see `lean`; there are no second derivatives then."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """L_forget of a batch, with a graph."""
@@ -54,7 +57,7 @@ class ForgetLoss:
 
     def logits(self, images: Tensor) -> Tensor:
         """The model's answers, in the precision of the run."""
-        with autocast(self.device, self.method.settled_precision):
+        with autocast(self.device, self.method.settled_precision), LeanBackward() if self.lean else nullcontext():
             return at_least_float32(self.model.logits(images))
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:

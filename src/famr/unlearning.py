@@ -22,6 +22,7 @@ from famr.evaluation import Scores, collect, score
 from famr.finite import naming
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
 from famr.labels import require_same_labels
+from famr.lean import lean_pays
 from famr.method import FAMR
 from famr.models import Classifier
 from famr.objective import drift_bound, l2_penalty
@@ -198,7 +199,8 @@ def forget(
         """One whole run from the original weights."""
         begin_anew(unlearned.module, original.module, ranks)
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
-        with repeatable(seed), editing, named, forget_loss(unlearned, firm, passes, place, ranks) as loss:
+        with repeatable(seed), editing, named, forget_loss(unlearned, firm, passes, place, ranks) as plain:
+            loss = replace(plain, lean=lean_pays(place) and ranks.size == 1)
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
             history = tuple(_run(loss, passes, anchors, seed, track_retain, on_event, progress))
             first, last = history[0], history[-1]

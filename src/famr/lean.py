@@ -1,0 +1,142 @@
+"""The same gradients with less traffic: three backward passes that the library's kernels do slowly on a GPU.
+
+- The gradient of a bias is a sum over thousands of rows: a product with a vector of ones, which tensor cores do.
+- So are those of the scale and shift of a layer normalisation; the library gives a narrow network few blocks for them.
+- Queries, keys and values are cut out of one tensor; their gradients go straight to where they were cut from, not
+  into a stack that is then copied into place.
+
+While the context lasts, networks of any library use them: they stand in for `F.linear`, `F.layer_norm` and `unbind`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+def lean_pays(device: torch.device) -> bool:
+    """Whether the library's own ways are the slower ones there."""
+    return device.type == "cuda"
+
+
+class LeanBackward(TorchFunctionMode):
+    """The context."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Whatever torch is asked for, while the context lasts."""
+        named = dict(kwargs or {})
+        if torch.is_grad_enabled():
+            if func is F.linear:
+                return linear(*args, **named)
+            if func is F.layer_norm:
+                return layer_norm(*args, **named)
+            if func is torch.Tensor.unbind and (*args[1:], *named.values()) in ((), (0,)):
+                found: tuple[Tensor, ...] = _Unbind.apply(args[0])
+                return found
+        return func(*args, **named)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b, in the precision that autocast wants."""
+    if bias is None or not bias.requires_grad:
+        return F.linear(input, weight, bias)
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):
+        wanted = torch.get_autocast_dtype(kind)
+        input, weight, bias = input.to(wanted), weight.to(wanted), bias.to(wanted)
+    out: Tensor = _Linear.apply(input, weight, bias)
+    return out
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Over the last dimension; under autocast in float32, as the library has it."""
+    if weight is None or bias is None or len(normalized_shape) != 1 or not weight.requires_grad:
+        return F.layer_norm(input, normalized_shape, weight, bias, eps)
+    if torch.is_autocast_enabled(input.device.type):
+        input, weight, bias = input.float(), weight.float(), bias.float()
+    out: Tensor = _LayerNorm.apply(input, weight, bias, eps)
+    return out
+
+
+def column_sums(rows: Tensor, weights: Tensor) -> Tensor:
+    """Each of the (k, rows) weights times the (rows, columns), summed over rows: (k, columns), as one product.
+
+    >>> column_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(1, 2))
+    tensor([[4., 6.]])
+    """
+    return weights.to(rows.dtype) @ rows
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        x, weight = ctx.saved_tensors
+        rows = slope.reshape(-1, slope.shape[-1])
+        of_x = (rows @ weight).reshape(x.shape) if ctx.needs_input_grad[0] else None
+        of_weight = rows.mT @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        ones = torch.ones((1, len(rows)), dtype=rows.dtype, device=rows.device)
+        return of_x, of_weight, column_sums(rows, ones)[0]
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Σ g·(x − μ)/σ = Σ (g·x)/σ − Σ g·μ/σ for the scale, Σ g for the shift."""
+        x, weight, mean, rstd = ctx.saved_tensors
+        slope = slope.contiguous()
+        wanted = [True, False, False]  # the gradient in x alone
+        of_x, _, _ = torch.ops.aten.native_layer_norm_backward(
+            slope, x, weight.shape, mean, rstd, weight, weight, wanted
+        )
+        width = weight.shape[0]
+        rows, mean, rstd = slope.reshape(-1, width), mean.reshape(-1), rstd.reshape(-1)
+        of_bias, less = column_sums(rows, torch.stack([torch.ones_like(mean), mean * rstd]))
+        (more,) = column_sums(rows * x.reshape(-1, width), rstd[None])
+        return of_x, (more - less).to(weight.dtype), of_bias.to(weight.dtype), None
+
+
+class _Unbind(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.strides = whole.shape, whole.stride()
+        return whole.unbind(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        of_whole = torch.empty_strided(ctx.shape, ctx.strides, dtype=slopes[0].dtype, device=slopes[0].device)
+        for place, slope in zip(of_whole.unbind(0), slopes, strict=True):
+            place.copy_(slope)
+        return of_whole

@@ -1,0 +1,112 @@
+"""Leaner ways to the same gradients."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import ViTConfig, ViTForImageClassification
+
+import famr
+from famr import unlearning
+from famr.lean import LeanBackward
+from famr.models.classifier import logits_of
+from small import ARCHITECTURE
+
+
+def networks() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    small = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+    config = ViTConfig(
+        image_size=16, patch_size=4, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    return {
+        "timm ViT": timm.create_model("vit_tiny_patch16_224", **small),
+        "transformers ViT": ViTForImageClassification(config),
+        "timm ResNet": timm.create_model("resnet10t", num_classes=5),
+        "perceptron": nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 5)),
+    }
+
+
+def gradients(network: nn.Module, images: Tensor, lean: bool, half: bool) -> dict[str, Tensor]:
+    network.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+        if lean:
+            with LeanBackward():
+                logits = logits_of(network(images)).float()
+        else:
+            logits = logits_of(network(images)).float()
+    logits.square().sum().backward()  # type: ignore[no-untyped-call]
+    return {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["timm ViT", "transformers ViT", "timm ResNet", "perceptron"])
+def test_the_gradients_are_the_usual_ones(kind: str, half: bool) -> None:
+    network = networks()[kind].eval()
+    images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    usual = gradients(network, images, lean=False, half=half)
+    found = gradients(network, images, lean=True, half=half)
+    assert found.keys() == usual.keys()
+    tolerance = 3e-2 if half else 1e-5
+    smallest = 1e-3 * max(float(slope.norm()) for slope in usual.values())  # that of a key's bias is rounding
+    for name, slope in usual.items():
+        assert found[name].dtype == slope.dtype
+        apart = float((found[name] - slope).norm() / slope.norm().clamp(min=smallest))
+        assert apart < tolerance, name
+
+
+def test_weights_that_are_not_to_change_get_no_gradient() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    network[0].requires_grad_(False)
+    network[1].requires_grad_(False)
+    with LeanBackward():
+        network(torch.ones(2, 3)).sum().backward()
+    assert [p.grad is None for p in network.parameters()] == [True, True, True, True, False, False]
+
+
+def test_the_context_stands_in_for_the_three_and_ends() -> None:
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    weight, bias = torch.randn(4, 4, requires_grad=True), torch.zeros(4, requires_grad=True)
+    with LeanBackward():
+        made = (F.linear(x, weight, bias), F.layer_norm(x, (4,), bias + 1, bias), x.unbind(0)[0])
+        with torch.no_grad():
+            assert F.linear(x, weight, bias).grad_fn is None
+    assert [type(each.grad_fn).__name__ for each in made] == [
+        "_LinearBackward",
+        "_LayerNormBackward",
+        "_UnbindBackward",
+    ]
+    assert type(F.linear(x, weight, bias).grad_fn).__name__ != "_LinearBackward"
+    assert type(x.unbind(1)[0].grad_fn).__name__ == "UnbindBackward0"
+
+
+def test_the_gradient_of_a_cut_tensor_lies_as_the_tensor_does() -> None:
+    """So that nobody has to copy it into place."""
+    stored = torch.randn(2, 5, 3, 4, requires_grad=True)
+    whole = stored.permute(2, 0, 1, 3)
+    strides: list[tuple[int, ...]] = []
+    whole.register_hook(lambda slope: strides.append(slope.stride()))  # type: ignore[no-untyped-call]
+    with LeanBackward():
+        a, b, c = whole.unbind(0)
+    (a.sum() + 2 * b.sum() + 3 * c.sum()).backward()  # type: ignore[no-untyped-call]
+    assert strides == [whole.stride()]
+    assert stored.grad is not None
+    assert stored.grad[0, 0].tolist() == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
+
+
+def test_a_run_with_lean_gradients_ends_where_the_usual_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = famr.open_data("digits")
+    small = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    model = famr.new_model(ARCHITECTURE, data.labels, from_scratch=True, arguments=small)
+    splits = famr.split(data, famr.Request(samples=list(range(40))))
+    method = famr.FAMR.paper()
+    usual = famr.forget(model, splits, method, device="cpu", track_retain=False)
+    asked: list[torch.device] = []
+    monkeypatch.setattr(unlearning, "lean_pays", lambda device: not asked.append(device))
+    found = famr.forget(model, splits, method, device="cpu", track_retain=False)
+    assert asked == [torch.device("cpu")]
+    for one, other in zip(found.module.parameters(), usual.module.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
