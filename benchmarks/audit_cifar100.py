@@ -47,6 +47,7 @@ def main() -> None:
     parser = usual_arguments(__doc__, "CIFAR-100")
     parser.add_argument("--references", type=int, default=2, help="retrained models a request")
     parser.add_argument("--shadows", type=int, default=16)
+    parser.add_argument("--shadow-epochs", type=int, default=4, help="fewer than of the audited model: there are many")
     parser.add_argument("--requests", nargs="+", default=["class", "samples"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--images", type=int, help="keep so many training and test images only: a trial of the script")
@@ -63,6 +64,7 @@ def main() -> None:
         "training": asdict(training),
         "class_seed": CLASS_SEED,
         "shadows": arguments.shadows,
+        "shadow_epochs": arguments.shadow_epochs,
         "references": arguments.references,
     }
     results = Results(arguments.output, facts)
@@ -74,7 +76,10 @@ def main() -> None:
     some = torch.randperm(len(data.train), generator=draws)[: len(data.train) // SAMPLE_SHARE].sort().values
     requests = {"class": famr.Request(classes=[name]), "samples": famr.Request(samples=some.tolist())}
     original = train_original(start, data, training, 0, results, models)
-    shadows = Shadows(start, data, name, some, training, arguments.shadows, models)
+    shorter = training
+    if arguments.images is None:
+        shorter = replace(training, epochs=arguments.shadow_epochs, compile=None if pick_device().type == "cpu" else True)
+    shadows = Shadows(start, data, name, some, shorter, arguments.shadows, models)
     for kind in arguments.requests:
         if all(results.has(kind=kind, method=method) for method in arguments.methods):
             continue

@@ -22,16 +22,16 @@ from famr.ranks import ALONE
 from rank_worlds import command, world
 
 VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
-COSTS = ("seconds", "share_of_retraining", "peak_memory")
+COSTS = ("seconds", "seconds_of_steps", "share_of_retraining", "peak_memory")
 METHODS = ["delete", "ssd", "gradient-ascent", "fine-tune"]
 WORKED = "worked"
 
 
-def bench(output: Path, *more: object, methods: list[str] = METHODS, data: str = "digits") -> list[str]:
+def bench(output: Path, *more: object, methods: list[str] = METHODS) -> list[str]:
     network = [word for name, value in VIT.items() for word in ("--model-arg", f"{name}={value}")]
     training = ["--epochs", 1, "--batch-size", 128, "--no-augment", "--device", "cpu"]
     start = ["--start", "timm:vit_tiny_patch16_224", "--from-scratch", *network]
-    given = ["bench", "methods", "--data", data, "--class", 3, "--methods", ",".join(methods), "--output", output]
+    given = ["bench", "methods", "--data", "digits", "--class", 3, "--methods", ",".join(methods), "--output", output]
     return [str(word) for word in (*given, *start, *training, *more)]
 
 
