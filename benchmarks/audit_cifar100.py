@@ -78,7 +78,9 @@ def main() -> None:
     original = train_original(start, data, training, 0, results, models)
     shorter = training
     if arguments.images is None:
-        shorter = replace(training, epochs=arguments.shadow_epochs, compile=None if pick_device().type == "cpu" else True)
+        shorter = replace(
+            training, epochs=arguments.shadow_epochs, compile=None if pick_device().type == "cpu" else True
+        )
     shadows = Shadows(start, data, name, some, shorter, arguments.shadows, models)
     for kind in arguments.requests:
         if all(results.has(kind=kind, method=method) for method in arguments.methods):

@@ -19,8 +19,8 @@ def audit_page(name: str, content: dict[str, Any]) -> str:
         f"Made from `{name}.json` by `make tables`.",
         f"- Data: {content['data']}\n- Model: {content['model']}; {training['epochs']} epochs, batch "
         f"{training['batch_size']}\n- {content['references']} retrained references a request; "
-        f"{content['shadows']} shadow models of {content['shadow_epochs']} epochs each\n- Machine: {machine['hardware']}, torch {machine['torch']}, "
-        f"famr {machine['famr']}",
+        f"{content['shadows']} shadow models of {content['shadow_epochs']} epochs each\n"
+        f"- Machine: {machine['hardware']}, torch {machine['torch']}, famr {machine['famr']}",
         "A gate passes where its whole 95 % interval keeps what is allowed: the threshold, or what retrained models "
         "differ by among themselves, if that is more.",
     ]
