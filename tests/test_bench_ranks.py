@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,23 @@ from famr.bench import running
 from famr.bench.spreading import Sign, _last_moved, spread
 from famr.errors import StorageError
 from famr.ranks import ALONE
-from rank_worlds import command, world
+from rank_worlds import by_itself, command, world
 
 VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
 COSTS = ("seconds", "seconds_of_steps", "share_of_retraining", "peak_memory")
-METHODS = ["delete", "ssd", "gradient-ascent", "fine-tune"]
+METHODS = "delete,ssd,retrain,sisa"
+CELLS = 8
+"""Four methods, one class, two seeds."""
 WORKED = "worked"
 
 
-def bench(output: Path, *more: object, methods: list[str] = METHODS) -> list[str]:
+def bench(output: Path, *more: object) -> list[str]:
     network = [word for name, value in VIT.items() for word in ("--model-arg", f"{name}={value}")]
     training = ["--epochs", 1, "--batch-size", 128, "--no-augment", "--device", "cpu"]
+    sizes = ["--seeds", "0,1", "--trials", 2, "--shards", 2]
     start = ["--start", "timm:vit_tiny_patch16_224", "--from-scratch", *network]
-    given = ["bench", "methods", "--data", "digits", "--class", 3, "--methods", ",".join(methods), "--output", output]
-    return [str(word) for word in (*given, *start, *training, *more)]
+    given = ["bench", "methods", "--data", "digits", "--class", 3, "--methods", METHODS, "--output", output]
+    return [str(word) for word in (*given, *start, *training, *sizes, *more)]
 
 
 def found(folder: Path) -> dict[str, Any]:
@@ -53,15 +55,17 @@ def without_costs(value: Any) -> Any:
 
 
 def working(rank: int, folder: Path, happens: str, arguments: list[str]) -> None:
-    """The command; each leaves word of its cells, and rank 0 begins with its own when rank 1 has one.
+    """The command; each leaves word of the cells that it scores, and rank 0 begins when rank 1 has one.
 
-    In its first cell rank 1 is killed, or falls asleep; or it cannot write a reference, or all of DELETE fails.
+    In its first cell rank 1 is killed, or falls asleep; or no reference can be written, or all of DELETE fails.
     """
     real, save = running.Case.cell, running.Reference.save
 
     def cell(case: Any, name: str, method: Any) -> dict[str, Any]:
+        if case.task.label != "class 3":
+            return real(case, name, method)
         with (folder / f"{WORKED}.{rank}").open("a", encoding="utf-8") as file:
-            file.write(f"{name}\n")
+            file.write(f"{name}, {case.seed}\n")
         while not (folder / f"{WORKED}.1").exists():
             time.sleep(0.02)
         if rank == 1 and happens == "killed":
@@ -93,66 +97,76 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bench-ranks")
 
 
-def test_torchrun_gives_the_results_of_one_process(place: Path, run: Callable[..., Any]) -> None:
-    asked = {"methods": ["delete", "ssd", "retrain", "sisa", "famr"]}
-    more = ["--seeds", "0,1", "--trials", 2, "--shards", 2, "--json"]
-    one = run(*bench(place / "one", *more, **asked))
-    assert one.code == 0, one.err
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command = [*launcher, "-m", "--", "famr", *bench(place / "two", *more, "--processes", 2, **asked)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("0 of 10 cells are there") == 1
-    first, second = json.loads(one.out), json.loads(done.stdout)
-    assert (first["cells"], first["failed"]) == (second["cells"], second["failed"]) == (10, 0)
-    assert found(place / "two") == found(place / "one")
+@pytest.fixture(scope="module")
+def one(place: Path) -> Path:
+    """What one process finds."""
+    done = by_itself(place, bench(place / "one", "--json"))
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert (report["cells"], report["failed"]) == (CELLS, 0)
     assert found(place / "one")["tuning"]
+    return place / "one"
+
+
+def test_torchrun_gives_the_results_of_one_process(place: Path, one: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "--"]
+    words = [*launcher, "famr", *bench(place / "two", "--processes", 2, "--json")]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"0 of {CELLS} cells are there") == 1
+    report = json.loads(done.stdout)
+    assert (report["cells"], report["failed"]) == (CELLS, 0)
+    assert found(place / "two") == found(one)
     content = json.loads((place / "two/results.json").read_text(encoding="utf-8"))
     assert content["environment"]["processes"] == 2
-    names = [sorted(path.relative_to(place / name) for path in (place / name).rglob("*")) for name in ("one", "two")]
-    assert names[0] == names[1]
+    assert files(place / "two") == files(one)
 
 
-def test_each_cell_is_run_once_and_a_failed_one_is_told(place: Path) -> None:
+def files(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*"))
+
+
+def test_each_cell_is_run_once_and_a_failed_one_is_told(place: Path, one: Path) -> None:
     log = place / "broken"
-    ended = world(log, working, log, "broken", bench(place / "shared", "--trials", 1))
+    ended = world(log, working, log, "broken", bench(place / "shared"))
     assert [each.code for each in ended] == [0, 0], ended
     assert ended[1].out == ended[1].err == ""  # only the first speaks
-    shares = [(log / f"{WORKED}.{rank}").read_text(encoding="utf-8").split("\n")[:-1] for rank in range(2)]
+    shares = [(log / f"{WORKED}.{rank}").read_text(encoding="utf-8").splitlines() for rank in range(2)]
     assert all(shares)
-    assert sorted(shares[0] + shares[1]) == ["DELETE", "SSD", "fine-tune", "gradient ascent"]
-    cells = {cell["method"]: cell for cell in found(place / "shared")["cells"]}
-    assert cells.pop("DELETE")["error"] == {"kind": "ValueError", "what": "It is broken.", "where": None}
-    assert len(cells) == 3
-    assert all("unlearned" in cell for cell in cells.values())
+    assert sorted(shares[0] + shares[1]) == [f"{name}, {seed}" for name in ("DELETE", "SISA", "SSD") for seed in (0, 1)]
+    for cell, expected in zip(found(place / "shared")["cells"], found(one)["cells"], strict=True):
+        if cell["method"] == "DELETE":
+            assert cell["error"] == {"kind": "ValueError", "what": "It is broken.", "where": None}
+        else:
+            assert cell == expected
 
 
-def test_a_killed_process_ends_the_other_and_what_is_done_is_not_done_again(
-    place: Path, run: Callable[..., Any]
-) -> None:
+def test_a_killed_process_ends_the_other_and_any_number_goes_on(place: Path, one: Path) -> None:
     log, folder = place / "killed", place / "stopped"
-    arguments = bench(folder, "--trials", 1)
-    ended = world(log, working, log, "killed", arguments)
+    ended = world(log, working, log, "killed", bench(folder))
     assert [each.code for each in ended] == [5, -9], ended
     assert "Another process of this run ended" in ended[0].err
     kept = {file: file.stat().st_mtime_ns for file in folder.glob("*/*")}
-    assert {file.parent.name for file in kept} == {"originals", "references", "cells"}
-    assert f"{4 - len(list(folder.glob('cells/*')))} not run yet" in (folder / "results.md").read_text(encoding="utf-8")
+    assert {file.parent.name for file in kept} == {"originals", "references", "tuning", "cells"}
+    left = CELLS - len(list(folder.glob("cells/*")))
+    assert f"{left} not run yet" in (folder / "results.md").read_text(encoding="utf-8")
     assert not list(folder.rglob(".*"))
-    done = run(*arguments)  # two began, one goes on
+    done = by_itself(log, bench(folder))  # two began, one goes on
     assert done.code == 0, done.err
+    assert f"{left} to run" in done.err
     assert kept.items() <= {file: file.stat().st_mtime_ns for file in folder.glob("*/*")}.items()
-    assert run(*bench(place / "whole", "--trials", 1)).code == 0
-    assert found(folder) == found(place / "whole")
+    assert found(folder) == found(one)
     next(folder.glob("cells/*")).unlink()  # one began, two go on
-    ended = world(log, command, arguments)
+    ended = world(log, command, bench(folder))
     assert [each.code for each in ended] == [0, 0], ended
-    assert found(folder) == found(place / "whole")
+    assert "1 to run" in ended[0].err
+    assert found(folder) == found(one)
+    assert files(folder) == files(one)
 
 
 def test_a_process_that_stands_still_is_not_waited_for_without_end(place: Path) -> None:
     log = place / "asleep"
-    ended = world(log, working, log, "asleep", bench(place / "slow", "--trials", 1), stopped=1)
+    ended = world(log, working, log, "asleep", bench(place / "slow"), stopped=1)
     assert ended[0].code == 5
     assert "has stood still for 2 seconds" in ended[0].err
     assert "where: rank 1" in ended[0].err
@@ -160,7 +174,7 @@ def test_a_process_that_stands_still_is_not_waited_for_without_end(place: Path) 
 
 def test_what_no_cell_can_do_without_fails_for_all(place: Path) -> None:
     log = place / "unwritten"
-    ended = world(log, working, log, "unwritten", bench(place / "full", "--trials", 1))
+    ended = world(log, working, log, "unwritten", bench(place / "full"))
     assert [each.code for each in ended] == [6, 6], ended
     assert all("The disk is full." in each.err for each in ended)
 
