@@ -174,7 +174,7 @@ def test_one_command_a_table_and_one_a_figure(run: Callable[..., Any], tmp_path:
     assert made.code == 0, made.err
     assert "the paper's own" in made.out
     assert "digits stands in" in (out / "table-1.md").read_text(encoding="utf-8")
-    assert "<table>" in (out / "table-1.html").read_text(encoding="utf-8")
+    assert "</table>" in (out / "table-1.html").read_text(encoding="utf-8")
     more = run(*command, "--table", 1, *sized[:-3], "L", "--class", "3", *training)  # another size joins
     assert more.code == 0, more.err
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))

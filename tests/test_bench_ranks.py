@@ -195,7 +195,7 @@ def test_another_number_of_processes_or_other_settings_are_refused(place: Path) 
 
 def test_one_process_takes_every_piece_in_order() -> None:
     with spread(ALONE) as work:
-        assert list(work.divided("any", "abc")) == ["a", "b", "c"]
+        assert list(work.divided("abc")) == ["a", "b", "c"]
 
 
 def test_only_who_has_work_and_does_none_stands_still() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ def joined(asked: int | None = None, *, shard: bool = False, device: str = "auto
     store = _meet(ranks, device)
     try:
         _require(ranks, asked)  # only now, so that all say it before one of them ends
-        yield replace(ranks, store=store)
+        yield ranks
     except BaseException as error:
         if _is_loss_of_others(error):
             raise _last_words(store) from error
@@ -103,7 +104,7 @@ def _meet(ranks: Ranks, device: str) -> Store:
             where=f"rank {ranks.rank} of {ranks.size}",
             fix="See that the launcher started all of them, and that they reach its address.",
         ) from error
-    return PrefixStore("famr-beside", store)
+    return PrefixStore("famr-failures", store)
 
 
 def timeout() -> float:
@@ -132,16 +133,26 @@ def _leave_words(store: Store, words: Mapping[str, str | None]) -> None:
 
 def _last_words(store: Store) -> FamrError:
     """Why another rank is gone, as far as it could say."""
-    deadline = time.monotonic() + LAST_WORDS
-    try:
-        while time.monotonic() < deadline:
-            if store.check([FAILURE]):
-                return from_words(json.loads(store.get(FAILURE)))
-            time.sleep(0.1)
-    except (RuntimeError, ValueError):
-        pass  # the one that kept the store is gone
+    found: list[FamrError] = []
+    thread = threading.Thread(target=_find_words, args=(store, found), daemon=True)
+    thread.start()
+    thread.join(2 * LAST_WORDS)  # one that keeps the store and stands still never answers
+    if found:
+        return found[0]
     return NumericsError(
         "Another process of this run ended, or did not answer in time.",
         where="between the processes",
         fix="See what that one said last, and start the run again. Nothing half-written was left.",
     )
+
+
+def _find_words(store: Store, found: list[FamrError]) -> None:
+    deadline = time.monotonic() + LAST_WORDS
+    try:
+        while not found and time.monotonic() < deadline:
+            if store.check([FAILURE]):
+                found.append(from_words(json.loads(store.get(FAILURE))))
+            else:
+                time.sleep(0.1)
+    except (RuntimeError, ValueError):
+        return  # the one that kept the store is gone

@@ -11,14 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from famr import errors
 from famr.devices import pick_device
@@ -39,8 +38,6 @@ class Ranks:
     """Which of the processes on its own machine it is."""
     sharded: bool = False
     """Whether each rank holds a part of every weight and not the whole, see `sharded`."""
-    store: Store | None = field(default=None, repr=False, compare=False)
-    """Where all of them find what one has left."""
 
     @property
     def first(self) -> bool:
@@ -109,11 +106,6 @@ class Ranks:
             return [what]
         dist.all_gather_object(every, what)
         return every
-
-    def take(self, what: str) -> int:
-        """The next number of a count that all ranks share, from 0: no two get the same."""
-        assert self.store is not None
-        return int(self.store.add(f"taken/{what}", 1)) - 1
 
     def agree(self, told: Mapping[str, Any], fix: str = SAME) -> None:
         """An error on every rank where they do not all say the same."""

@@ -126,16 +126,16 @@ class _Work:
         every = [trial for _, contender, task in missing for trial in self.trials(contender, tuned_on(task))]
         trials = [trial for trial in {trial.key: trial for trial in every}.values() if not self._tried(trial)]
         if self.shared.ranks.size > 1:  # one rank makes them when it comes to them, and has the images at hand
-            for seed, task in self.shared.divided("references", self._needed(missing, trials)):
+            for seed, task in self.shared.divided(self._needed(missing, trials)):
                 if task is None:
                     self.original(seed)
                 else:
                     self.reference(task, seed)
         # all tuning first: going to and fro between requests would load images again and again
-        for trial in self.shared.divided("tuning", trials):
+        for trial in self.shared.divided(trials):
             self.attempt(trial)
         numbers = {wanted.key: number for number, wanted in enumerate(missing, start=1)}
-        for piece in self.shared.divided("cells", self._pieces(missing)):
+        for piece in self.shared.divided(self._pieces(missing)):
             for wanted in piece:
                 cell = self.scored(wanted)
                 self.records.keep("cells", wanted.key, cell)

@@ -1,19 +1,19 @@
 """Independent pieces of work for several processes: whoever is free takes the next one, and stages wait for each other.
 
 A piece may take hours, so that silence says nothing about a rank. Each has a thread that tells the others a few times a
-second how far it is. One that is gone is noticed at once, one that stands still after the timeout; the others finish
-the piece that they are at, and end with an error.
+second how far it is and whether it is free. One that is gone is noticed at once, one that stands still after the
+timeout; the others finish the piece that they are at, and end with an error.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
-from uuid import uuid4
 
 import torch.distributed as dist
 
@@ -21,7 +21,7 @@ from famr.errors import NumericsError
 from famr.joining import timeout
 from famr.ranks import Ranks, from_words, in_words
 
-BEAT = 0.25
+BEAT = 0.1
 """Seconds between two signs of life."""
 PARTING = 5.0
 """Seconds in which the others must have heard that this rank goes."""
@@ -33,6 +33,8 @@ class Sign(NamedTuple):
 
     stages: int = 0
     """Stages that it has finished."""
+    asked: int = 0
+    """Pieces that it has asked for."""
     waits: bool = False
     worked: float = 0.0
     """What its main thread has had of a CPU, in seconds: what stands still has none."""
@@ -46,13 +48,15 @@ class Spread:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._name = ranks.tell(uuid4().hex)[0]  # one that no earlier work has taken pieces under
         self._own = Sign()
         self._heard = [Sign()] * ranks.size
+        self._given = [0] * ranks.size
+        self._next: Counter[int] = Counter()
+        self._place = 0
         self._lost: Exception | None = None
         self._news, self._hurry = threading.Condition(), threading.Event()
 
-    def divided(self, stage: str, pieces: Sequence[Piece]) -> Iterator[Piece]:
+    def divided(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
         """The pieces that fall to this rank, one by one; it ends once all ranks are done with theirs.
 
         Every rank must give the same pieces, and run the loop to its end.
@@ -60,7 +64,7 @@ class Spread:
         if self.ranks.size == 1:
             yield from pieces
             return
-        while (place := self.ranks.take(f"{self._name}/{stage}")) < len(pieces):
+        while (place := self._take()) < len(pieces):
             yield pieces[place]
             self._require_all()
         with self._news:
@@ -69,6 +73,24 @@ class Spread:
                 self._require_all()
                 self._news.wait()
             self._say(waits=False)
+
+    def _take(self) -> int:
+        """The place of the next piece of this stage that nobody has."""
+        with self._news:
+            self._say(asked=self._own.asked + 1)
+            while self._given[self.ranks.rank] < self._own.asked:
+                self._require_all()
+                self._news.wait()
+            return self._place
+
+    def _give(self, every: Sequence[Sign]) -> None:
+        """A piece for each rank that asks, in their order: all hear the same, so all know who has which."""
+        for rank, sign in enumerate(every):
+            if sign.asked > self._given[rank]:
+                self._given[rank] = sign.asked
+                if rank == self.ranks.rank:
+                    self._place = self._next[sign.stages]
+                self._next[sign.stages] += 1
 
     def _require_all(self) -> None:
         """An error where another rank is gone, or goes."""
@@ -109,6 +131,7 @@ class Spread:
                 dist.all_gather_object(every, self._own._replace(worked=worked), group=group)
                 with self._news:
                     self._heard = every
+                    self._give(every)
                     self._news.notify_all()
                 moved = [_last_moved(sign, before) for sign, before in zip(every, moved, strict=True)]
                 _require_moving([since for _, since in moved])

@@ -16,7 +16,7 @@ from famr.cli import benching, evidence, exporting, listing, reporting, requests
 from famr.cli import options as opt
 from famr.cli.guarding import guarded, show_own_warnings
 from famr.cli.printing import print_json, print_scores, say
-from famr.cli.ranked import require_sharing, speaks
+from famr.cli.ranked import parting, require_sharing, speaks
 from famr.cli.usage import parsed
 from famr.errors import RequestError
 
@@ -330,4 +330,5 @@ def main() -> None:
     as_json, debug = "--json" in sys.argv and speaks(), "--debug" in sys.argv
     if not debug:
         warnings.showwarning = show_own_warnings
-    guarded(parsed(app), as_json=as_json, debug=debug)
+    with parting():
+        guarded(parsed(app), as_json=as_json, debug=debug)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from famr.errors import RequestError
 
@@ -24,3 +27,20 @@ def require_sharing(command: str | None) -> None:
             where="WORLD_SIZE",
             fix="Start it without torchrun or accelerate; they are for `famr forget` and `famr bench methods`.",
         )
+
+
+@contextmanager
+def parting() -> Iterator[None]:
+    """One of several processes ends at once when its work is done: an interpreter that ends step by step may be
+    aborted by threads of the group that outlive it, and its run would count as failed."""
+    code: int | str | None = 0
+    try:
+        yield
+    except SystemExit as stopped:
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            raise
+        code = stopped.code
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
