@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 # One thread a process, here and in every process the tests start: the networks are tiny, waiting for each other is not.
 os.environ["OMP_NUM_THREADS"] = "1"
+# What is imported is kept compiled: without that each of the many processes takes twice as long to begin.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import pytest
 import torch
