@@ -29,7 +29,11 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 SMALL_VIT = {"img_size": 12, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
 SHIFTS = Augmentation(smallest_area=0.9, mirror=False)
 
-LONG = ("audit", "ranks", "defaults", "story", "models", "audit_shadows", "export", "certificates", "resuming")
+LONG = (
+    *("audit", "ranks", "defaults", "bench_ranks", "models", "resuming_commands", "audit_shadows", "story", "resuming"),
+    *("sequence", "cli", "private", "bench_paper", "shadows", "scarce", "certificates", "export", "faults_storage"),
+    *("bench", "bench_speed", "alternatives", "desk", "desk_cli", "package", "report", "style_audit"),
+)
 """The files that take longest: they begin first, the second not with a model of those below, as the first makes it."""
 
 

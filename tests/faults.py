@@ -112,7 +112,7 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
     ),
     40: (
         "it stops at once and leaves its last state, kept every ten seconds; `--resume` ends with the same weights",
-        ("test_resuming.py::test_a_run_that_is_killed_for_good_goes_on_from_the_command_line",),
+        ("test_resuming_commands.py::test_forgetting_ends_with_the_weights_of_one_go",),
     ),
     45: (
         "2: What is unfinished here is another run: it differs in method, seed",

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +14,6 @@ import famr
 from conftest import SMALL_VIT
 from famr.augmentation import Augmentation
 from famr.data import Data
-from famr.digests import file_digest
 from famr.errors import CheckpointError, FamrError, RequestError
 from famr.resuming import Unfinished
 from famr.train import TrainingRow
@@ -171,36 +164,6 @@ def test_a_kill_while_a_state_is_written_leaves_the_last_one(
 def test_nothing_in_a_state_is_pickled(state: Unfinished) -> None:
     assert {file.suffix for file in state.folder.iterdir()} == {".json", ".safetensors"}
     assert json.loads((state.folder / "state.json").read_text(encoding="utf-8"))["facts"] == {"epoch": 1}
-
-
-def test_a_run_that_is_killed_for_good_goes_on_from_the_command_line(
-    original_run: Path,
-    tmp_path: Path,
-    run: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """SIGKILL once the first state is there; then the same command with --resume."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    command: list[object] = ["forget", "--model", original_run, "--data", "digits", "--class", "3", "--strength", "100"]
-    command += ["--epochs", "20", "--function-images", "2", "--device", "cpu", "--quiet", "--no-gates"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert run(*command, "--output-dir", whole).code == 0
-    program = "import famr.resuming as r; r.Unfinished.due = lambda self: True; from famr.cli.main import main; main()"
-    started = [sys.executable, "-c", program, *map(str, command), "--output-dir", str(cut)]
-    process = subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    state = tmp_path / "cut.unfinished" / "state.json"
-    while not state.is_file():
-        assert process.poll() is None, process.communicate()[1].decode()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not cut.exists()
-    assert run(*command, "--output-dir", cut, "--resume").code == 0
-    torch.set_num_threads(threads)
-    assert file_digest(cut / "model.safetensors") == file_digest(whole / "model.safetensors")
-    assert not state.parent.exists()
 
 
 def test_without_names_a_run_cannot_go_on(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from famr.objective import at_least_float32
 
 NEIGHBOURS = 5
 FOLDS = 5
+TREES = 40
 RESAMPLES = 500
 
 
@@ -66,7 +67,7 @@ def tell_tale(unlearned: Tensor, retrained: Sequence[Tensor], near: Tensor, seed
     scores = np.zeros(len(labels))
     for train, test in GroupKFold(n_splits=FOLDS).split(features, labels, groups):
         forest = RandomForestClassifier(
-            n_estimators=100, min_samples_leaf=5, class_weight="balanced", random_state=seed
+            n_estimators=TREES, min_samples_leaf=5, class_weight="balanced", random_state=seed
         ).fit(features[train], labels[train])
         scores[test] = forest.predict_proba(features[test])[:, 1]
     alone = {name: float(_either_way(_auc(labels, features[:, place]))) for place, name in enumerate(FEATURES)}
