@@ -19,16 +19,19 @@ import famr
 from chromium import BROWSER, WIDTHS, chromium
 from conftest import Outcome, alg1
 from famr.audits.collateral import ClassChange
+from famr.audits.verdict import read_thresholds
 from famr.data import Data
 from famr.digests import check_complete
 from famr.errors import RequestError, StorageError
 from famr.evaluation import answers
 from famr.report.build import build_report
-from famr.report.content import Report
+from famr.report.content import Report, Table, Text
 from famr.report.escaping import as_csv, visible
 from famr.report.facts import Facts, read_facts
 from famr.report.figures import entropies, frontier, who_paid
+from famr.report.gate_words import GATES
 from famr.report.hub import UPLOADED, push_run
+from famr.report.left_to_people import BLANK, BOX
 from famr.report.measure import measure
 from famr.report.verdict import verdict
 from famr.report.write import pages
@@ -53,6 +56,7 @@ SECTIONS = [
     "Audit",
     "Method, parameters, versions, digests",
     "What this report does not show",
+    "For people to fill in and sign",
 ]
 
 
@@ -457,6 +461,20 @@ def test_what_was_measured_and_not_judged_is_figures_in_a_table_and_words_in_a_l
     *_, table, words = next(section.blocks for section in sections if section.title == "Audit")
     assert table.rows == (("calibration", "ece unlearned", "0.0123"),)  # type: ignore[union-attr]
     assert words.lines == ("calibration: ECE of <b>.",)  # type: ignore[union-attr]
+
+
+def test_every_gate_has_words() -> None:
+    assert set(GATES) == set(read_thresholds())
+
+
+def test_what_only_people_know_is_left_open_and_never_filled_in(facts: Facts) -> None:
+    section = build_report(facts, None).sections[-1]
+    tables = {block.caption: block for block in section.blocks if isinstance(block, Table)}
+    assert [row[0] for row in tables["Signatures"].rows] == ["operator", "reviewer", "data protection officer"]
+    assert all(set(row[1:]) <= {BLANK, BOX} for table in tables.values() for row in table.rows)
+    assert any(
+        facts.run["original"]["weights_sha256"] in block.text for block in section.blocks if isinstance(block, Text)
+    )
 
 
 def test_an_empty_report_is_still_a_page() -> None:

@@ -9,6 +9,7 @@ from famr.report.asked_and_done import asked, done
 from famr.report.claims_and_gates import audit, certificate
 from famr.report.content import Bullets, Report, Section, Table, Thumbnail
 from famr.report.facts import Facts
+from famr.report.left_to_people import left_to_people
 from famr.report.measure import Measured
 from famr.report.reached import reached
 from famr.report.verdict import verdict
@@ -45,6 +46,7 @@ def build_report(
             audit(facts),
             _details(facts),
             _not_shown(facts),
+            left_to_people(facts),
         ),
         _records(facts, measured),
     )

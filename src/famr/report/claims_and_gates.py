@@ -8,6 +8,7 @@ from typing import Any
 from famr.certificates.page import figure
 from famr.report.content import Block, Bullets, Section, Table, Text
 from famr.report.facts import Facts
+from famr.report.gate_words import in_words
 
 MOST_STATED = 40
 
@@ -65,7 +66,7 @@ def audit(facts: Facts) -> Section:
         cells = [
             f"{_interval(check['figures'].get(model))} {check['verdicts'].get(model, '')}".strip() for model in models
         ]
-        rows.append((_words(check["name"]), figure(check.get("allowed", check.get("threshold"))), *cells))
+        rows.append((in_words(check["name"]), figure(check.get("allowed", check.get("threshold"))), *cells))
     rows.append(("all gates", "", *found["verdicts"].values()))
     reasons = [
         each["why_not"] for check in found["checks"] for each in check["figures"].values() if each.get("why_not")
@@ -82,7 +83,7 @@ def audit(facts: Facts) -> Section:
             ("gate", "at most", *models),
             tuple(rows),
         ),
-        Bullets(tuple(f"{_words(check['name'])}: {check['says']}" for check in found["checks"])),
+        Bullets(tuple(f"{in_words(check['name'])} ({check['name']}): {check['says']}" for check in found["checks"])),
     ]
     if lines := [*dict.fromkeys(reasons), *found.get("notes", ())]:
         blocks += [Text("Stated and not judged, or not available:"), Bullets(tuple(lines))]

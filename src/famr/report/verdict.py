@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from famr.report.content import Outcome
 from famr.report.facts import Facts
+from famr.report.gate_words import in_words
 from famr.tables import in_percent
 
 NAMED = 4
@@ -41,7 +42,7 @@ def verdict(facts: Facts) -> tuple[Outcome, str]:
 
 def _names(names: list[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(name.replace("_", " ") for name in names[:NAMED]) + more
+    return "; ".join(in_words(name) for name in names[:NAMED]) + more
 
 
 def _change(facts: Facts) -> str:
