@@ -79,7 +79,8 @@ def in_a_shell(*arguments: object) -> int:
     """Print a command and run it."""
     words = ["famr", *map(str, arguments)]
     print(f"\n$ {shlex.join(words)}", flush=True)
-    return subprocess.run(words, check=False).returncode
+    command = [sys.executable, "-m", *words]  # this environment's famr, whatever the shell would find
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":
