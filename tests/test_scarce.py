@@ -66,6 +66,7 @@ def wide() -> tuple[famr.Classifier, Splits]:
     return famr.Classifier(Wide(), data.labels, famr.Preprocessing(16, (16, 16), (0.5,), (0.5,))), splits
 
 
+OPTIMISERS = ("sgd", "natural", "adam", "adamw")
 METHOD = famr.FAMR(target="uniform", optimiser="sgd", strength=0.1, epochs=1, batch_size=96, learning_rate=1e-3)
 
 
@@ -105,24 +106,41 @@ def test_where_one_image_is_too_much_the_error_says_so_and_the_network_is_as_it_
         pytest.warns(UserWarning, match="Memory ran out"),
         pytest.raises(NumericsError, match="even for one image"),
     ):
-        scarce.taken(lambda: net(torch.zeros(1, 4)).sum(), images=4, changed=list(net.parameters()))
+        scarce.taken(lambda: net(torch.zeros(1, 4)).sum(), images=4)
     assert scarce.parts == 4
     scarce.close()
     assert not any("forward" in vars(module) for module in net.modules())
 
 
 def test_a_step_that_had_begun_to_change_the_weights_is_not_taken_again() -> None:
-    net, taken = Greedy(most=9), []
+    scarce, taken = Scarce(Greedy(most=9)), []
 
     def step() -> Tensor:
         taken.append(1)
-        with torch.no_grad():
-            next(net.parameters()).add_(1.0)
+        scarce.about_to_move()
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     with pytest.raises(torch.OutOfMemoryError):
-        Scarce(net).taken(step, images=4, changed=list(net.parameters()))
+        scarce.taken(step, images=4)
     assert len(taken) == 1
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_every_step_says_when_it_begins_to_move_the_weights(
+    wide: tuple[famr.Classifier, Splits], optimiser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, splits = wide
+    kept: list[list[Tensor]] = []
+
+    def about_to_move(self: Scarce) -> None:
+        kept.append([parameter.detach().clone() for parameter in self._module.parameters()])
+
+    monkeypatch.setattr(Scarce, "about_to_move", about_to_move)
+    method = famr.FAMR.from_json({**METHOD.to_json(), "optimiser": optimiser, "strength": 1.0, "edited_share": 1.0})
+    famr.forget(model, splits, method, device="cpu", track_retain=False)
+    assert kept
+    for parameter, before in zip(model.module.parameters(), kept[0], strict=True):
+        assert torch.equal(parameter, before)
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
@@ -130,7 +148,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        Scarce(nn.Linear(1, 1)).taken(step, images=4, changed=[])
+        Scarce(nn.Linear(1, 1)).taken(step, images=4)
 
 
 def test_answers_in_halves_are_the_answers() -> None:

@@ -11,7 +11,7 @@ step, not a penalty: s = 0 is the plain gradient. η falls along a cosine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,11 @@ def step_length(loss: Tensor, gradient: Sequence[Tensor], direction: Sequence[Te
 
 
 def natural_step(
-    parameters: Sequence[nn.Parameter], anchors: Sequence[Held], loss: Tensor, rate: Tensor | float
+    parameters: Sequence[nn.Parameter],
+    anchors: Sequence[Held],
+    loss: Tensor,
+    rate: Tensor | float,
+    about_to_move: Callable[[], None] | None = None,
 ) -> None:
     """One step in place; the gradient of `loss` is in the parameters. The first anchor gives the metric."""
     (metric, strength), *others = anchors
@@ -57,5 +61,7 @@ def natural_step(
     with torch.no_grad():
         direction = metric.precondition(gradient, strength)  # P g
         length = rate * step_length(loss, gradient, direction)
+        if about_to_move is not None:
+            about_to_move()
         for parameter, along in zip(parameters, direction, strict=True):
             parameter.sub_(length * along)

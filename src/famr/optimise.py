@@ -82,9 +82,12 @@ def minimise(
         forget_loss = backward(loss, batch, scarce.parts, method)  # g_forget ← ∇L_forget(θ)
         ranks.add_up(parameters)
         if optimiser is None:
-            natural_step(parameters, anchors, forget_loss, rate)
+            natural_step(parameters, anchors, forget_loss, rate, scarce.about_to_move)
         else:
+            if method.optimiser == "adamw":
+                scarce.about_to_move()
             pull_to_anchors(parameters, anchors, rate, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
+            scarce.about_to_move()
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
         return forget_loss
 
@@ -95,9 +98,8 @@ def minimise(
         sizes = (len(batch.images), *(anchor.draw() for anchor in held))
         if ranks.size > 1:
             return step(batch)
-        changing = [*parameters, *optimiser_tensors(optimiser).values()]
         way = partial(step, batch) if captured is None else partial(captured, batch, sizes, left)
-        return scarce.taken(way, max(sizes), changing)
+        return scarce.taken(way, max(sizes))
 
     begun = begun or Epoch(epoch=0, steps=0, seconds=0.0)
     _go_on(begun, parameters, optimiser, anchors)

@@ -58,15 +58,20 @@ class Scarce:
         """Into how many parts each batch is cut."""
         self._recomputing = ExitStack()
         self._recomputes = False
+        self._moves = False
 
-    def taken(self, step: Callable[[], Tensor], images: int, changed: Sequence[Tensor]) -> Tensor:
-        """Take a step of so many images; where memory runs out before it `changed` anything, more thriftily."""
+    def about_to_move(self) -> None:
+        """What has begun to change the weights cannot be begun again."""
+        self._moves = True
+
+    def taken(self, step: Callable[[], Tensor], images: int) -> Tensor:
+        """Take a step of so many images; where memory runs out before it moves the weights, more thriftily."""
         while True:
-            before = [tensor._version for tensor in changed]
+            self._moves = False
             try:
                 return step()
             except RuntimeError as error:
-                if not is_out_of_memory(error) or before != [tensor._version for tensor in changed]:
+                if not is_out_of_memory(error) or self._moves:
                     raise
                 told = str(error).splitlines()[0]
             self._economise(images, told)  # outside of `except`, which would keep everything of the step alive
