@@ -64,7 +64,7 @@ def test_the_readmes_table_is_made_from_the_committed_results() -> None:
 
 def test_committed_runs_keep_within_the_drift_bound() -> None:
     files = sorted((ROOT / "benchmarks/results").glob("*.json"))
-    cells = [cell for file in files for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]]
+    cells = [cell for file in files for cell in json.loads(file.read_text(encoding="utf-8")).get("cells", [])]
     bounded = [cell for cell in cells if cell.get("drift_bound") is not None]
     assert len(bounded) >= 17  # every run of the paper's preset
     for cell in bounded:
