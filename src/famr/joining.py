@@ -98,6 +98,7 @@ def _meet(ranks: Ranks, device: str) -> Store:
         store, rank, size = next(iter(rendezvous("env://", timeout=min(limit, timedelta(seconds=MEETING)))))
         store.set_timeout(limit)
         dist.init_process_group(backend, store=PrefixStore("famr", store), rank=rank, world_size=size, timeout=limit)
+        dist.all_reduce(torch.zeros(1))  # all are here: one that left at once would take the store from the others
     except (RuntimeError, ValueError) as error:
         raise FamrError(
             f"The processes of this run did not find each other: {str(error).splitlines()[0]}",
