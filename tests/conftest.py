@@ -110,7 +110,7 @@ def retrained_runs(
     """Three that never saw a three, each from its own seed."""
     retain = without_three.retain
     assert retain is not None
-    training = famr.Training(epochs=15, batch_size=64, learning_rate=3e-3, augmentation=SHIFTS)
+    training = famr.Training(epochs=20, batch_size=64, learning_rate=3e-3, augmentation=SHIFTS)
 
     def make(seed: int) -> Trained:
         return famr.fit(small_vit(digits, seed), retain, training, seed=seed, device="cpu")

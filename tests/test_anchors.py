@@ -233,8 +233,8 @@ def kept(original: famr.Classifier, splits: famr.Splits, **changes: object) -> f
 def test_holding_a_few_answers_keeps_more_retained_accuracy(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
-    free, held = (kept(original, without_three, function_strength=s).history[-1] for s in (0.0, 3.0))
-    assert held.retain_accuracy > free.retain_accuracy + 0.03  # type: ignore[operator]
+    free, held = (kept(original, without_three, epochs=8, function_strength=s).history[-1] for s in (0.0, 3.0))
+    assert held.retain_accuracy > free.retain_accuracy + 0.05  # type: ignore[operator]
     assert held.loss_anchor > 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -134,11 +134,18 @@ class Spread:
                     self._give(every)
                     self._news.notify_all()
                 moved = [_last_moved(sign, before) for sign, before in zip(every, moved, strict=True)]
-                _require_moving([since for _, since in moved])
-        except Exception as error:  # it is raised by the main thread, which waits for nobody then
-            with self._news:
-                self._lost = error
-                self._news.notify_all()
+                others = {rank: since for rank, (_, since) in enumerate(moved) if rank != self.ranks.rank}
+                if (still := _standing_still(others)) is not None:
+                    self._lose(still)
+                    self._say(words=in_words(still, self.ranks.rank), ends=True)  # the next round tells all of it
+        except Exception as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        """The main thread raises it, and waits for nobody any more."""
+        with self._news:
+            self._lost = error
+            self._news.notify_all()
 
 
 @contextmanager
@@ -163,11 +170,13 @@ def _last_moved(sign: Sign, before: tuple[float, float]) -> tuple[float, float]:
     return before if sign.worked == before[0] and not sign.waits else (sign.worked, time.monotonic())
 
 
-def _require_moving(since: Sequence[float]) -> None:
+def _standing_still(since: Mapping[int, float]) -> NumericsError | None:
+    """What to say of the first rank that has not moved for too long."""
     now, limit = time.monotonic(), timeout()
-    for rank, moment in enumerate(since):
+    for rank, moment in since.items():
         if now - moment > limit:
-            raise _gone(f"A process of this run has stood still for {limit:g} seconds.", f"rank {rank}")
+            return _gone(f"A process of this run has stood still for {limit:g} seconds.", f"rank {rank}")
+    return None
 
 
 def _gone(what: str, where: str) -> NumericsError:
