@@ -22,8 +22,10 @@ METHODS = {
     "default": DEFAULT,
 }
 GRID = {
-    f"α {alpha:g}, η {rate:g}, {epochs} epochs": replace(DEFAULT, alpha=alpha, learning_rate=rate, epochs=epochs)
-    for alpha, rate, epochs in ((0.2, 1e-4, 12), (0.1, 1e-4, 12), (0.2, 2e-4, 12))
+    f"α {alpha:g}, answers held by {firm:g}, {epochs} epochs": replace(
+        DEFAULT, alpha=alpha, function_strength=firm, epochs=epochs, budget=0.05
+    )
+    for alpha, firm, epochs in ((0.5, 2, 12), (0.5, 5, 12), (0.5, 5, 24), (1, 10, 24))
 }
 
 

@@ -16,8 +16,8 @@ SAMPLE_RATE = 2e-4
 SAMPLE_FUNCTION_STRENGTH = 2.0
 SAMPLE_EPOCHS = 8
 SAMPLE_OVERSHOOT = 0.2
-STYLE_ALPHA = 0.5
-STYLE_EPOCHS = 12
+STYLE_FUNCTION_STRENGTH = 10.0
+STYLE_EPOCHS = 24
 WATCHED = 0.1
 """The share of a retained class that holds nothing, so that a run can be watched on it."""
 
@@ -58,7 +58,8 @@ def enough_epochs(batches: int, optimiser: Optimiser, at_least: int = 8) -> int:
 def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
     """Fill in what the method leaves open; and say in one line which target and anchors were picked, and why."""
     optimiser = _optimiser(at_hand) if method.optimiser == "auto" else method.optimiser
-    natural, samples = optimiser == "natural", optimiser == "adam" and at_hand.kind == "samples"
+    natural, adam = optimiser == "natural", optimiser == "adam"
+    samples, style = adam and at_hand.kind == "samples", adam and method.forgets_style
     method = replace(method, optimiser=optimiser)
     if method.epochs is None:
         at_least = STYLE_EPOCHS if method.forgets_style else SAMPLE_EPOCHS
@@ -67,8 +68,6 @@ def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
         method = replace(method, learning_rate=SAMPLE_RATE if samples else RATES[optimiser])
     if method.overshoot is None:
         method = replace(method, overshoot=SAMPLE_OVERSHOOT if samples else 0.0)
-    if method.alpha is None:
-        method = replace(method, alpha=STYLE_ALPHA if method.forgets_style else 1.0)
     if method.edited_share is None:  # a style is read off early layers, which must then be free to change
         method = replace(method, edited_share=LATE if natural and not method.forgets_style else 1.0)
     if method.edit_head is None:
@@ -86,6 +85,7 @@ def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
         reasons.append(f"anchor {anchor} ({why})")
     if method.function_strength is None:
         firm = SAMPLE_FUNCTION_STRENGTH if samples else FUNCTION_STRENGTH[optimiser]
+        firm = STYLE_FUNCTION_STRENGTH if style else firm
         method = replace(method, function_strength=firm if at_hand.retained else 0.0)
         held = at_hand.retained
     if method.function_strength and method.function_images is None:

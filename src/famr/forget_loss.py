@@ -64,7 +64,7 @@ class ForgetLoss:
         """α·L_KL + β·L_style over these images."""
         how = self.method.reduction
         total_style = None if style is None else reduce(style, how)
-        return combine(reduce(kl, how), total_style, self.method.settled_alpha, self.method.beta or 0.0)
+        return combine(reduce(kl, how), total_style, self.method.alpha, self.method.beta or 0.0)
 
     def _measured(self, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
         """A batch's figures and labels; of half of it at a time where memory does not hold all."""

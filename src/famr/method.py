@@ -61,8 +61,8 @@ class FAMR:
     `natural` steps in the metric of the anchor, see `natural`. η falls along a cosine except for `sgd`."""
     reduction: Reduction = "mean"
     """Σ over a batch as in Eq. (2), or its mean."""
-    alpha: float | None = None
-    """α of Eq. (5): weight of the KL to the target. None: 1; for a style ½, as it is the style that is to go."""
+    alpha: float = 1.0
+    """α of Eq. (5): weight of the KL to the target."""
     beta: float | None = 0.0
     """β of Eq. (5): weight of the style loss. None picks β so that both losses weigh the same at the start."""
     style_layer: str | None = None
@@ -89,7 +89,6 @@ class FAMR:
             batch_size=64,
             optimiser="sgd",
             reduction="sum",
-            alpha=1.0,
             precision="fp32",
         )
 
@@ -111,7 +110,7 @@ class FAMR:
             value = getattr(self, name)
             open_ = name in ("epochs", "function_images") and value is None
             self._require(open_ or (isinstance(value, int) and value >= 1), name, "a whole number, at least 1")
-        self._require(self.alpha is None or self.alpha >= 0, "alpha", "at least 0, or None")
+        self._require(self.alpha >= 0, "alpha", "at least 0")
         self._require(self.beta is None or self.beta >= 0, "beta", "at least 0, or None")
         known = (*get_args(Optimiser), "auto")
         self._require(self.optimiser in known, "optimiser", "natural, sgd, adam, adamw or auto")
@@ -156,12 +155,6 @@ class FAMR:
         """The share of the layers that may change, once it has been chosen."""
         assert self.edited_share is not None
         return self.edited_share
-
-    @property
-    def settled_alpha(self) -> float:
-        """α, once it has been chosen."""
-        assert self.alpha is not None
-        return self.alpha
 
     @property
     def settled_precision(self) -> Precision:

@@ -55,7 +55,7 @@ class RestingObjective:
             for part in in_parts(batch, part_size(batch.images.device)):
                 _, kl, style = self.loss.per_image(part)
                 styles = None if style is None else style.sum()
-                yield combine(kl.sum(), styles, method.settled_alpha, method.beta or 0.0) / count
+                yield combine(kl.sum(), styles, method.alpha, method.beta or 0.0) / count
 
     def pieces(self) -> Iterator[Tensor]:
         """J without the penalty, which is a quadratic and needs no graph."""
