@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections import Counter
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from famr.data import Data
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.evaluation import answers
 from famr.probe import RIDGE
+from famr.train import Trained
 
 CPU = torch.device("cpu")
 
@@ -198,6 +200,12 @@ def test_cka_is_one_with_itself_or_turned_and_small_with_noise() -> None:
 # all of it
 
 
+def test_no_bias_brings_back_a_class_never_seen(without_three: famr.Splits, retrained_runs: list[Trained]) -> None:
+    found = [depth_of(run.model, without_three, draws=1, device="cpu").best_bias for run in retrained_runs]
+    assert statistics.fmean(each.forget_accuracy for each in found if each is not None) < 0.2
+    assert None not in found
+
+
 def test_a_hidden_class_is_found_and_a_class_never_seen_is_not(
     original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
@@ -215,7 +223,6 @@ def test_a_hidden_class_is_found_and_a_class_never_seen_is_not(
         assert accuracy["retrained"] < accuracy["hidden"] - 0.25, attack
     assert found["hidden"].prototype.forget_accuracy > found["retrained"].prototype.forget_accuracy + 0.1
     assert found["retrained"].original_bias.forget_accuracy < 0.1  # type: ignore[union-attr]
-    assert found["retrained"].best_bias.forget_accuracy < 0.2  # type: ignore[union-attr]
     for images in ("forget", "retain"):
         assert all(value == pytest.approx(1) for value in found["hidden"].cka["original"][images].values())
         assert all(value < 0.95 for value in found["retrained"].cka["original"][images].values())
