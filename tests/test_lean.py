@@ -63,6 +63,42 @@ def test_the_gradients_are_the_usual_ones(kind: str, half: bool) -> None:
         assert apart < tolerance, name
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_patches_that_do_not_overlap_are_convolved_by_one_product(half: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 8, kernel_size=(4, 2), stride=(4, 2))
+    images = torch.randn(5, 3, 16, 12)
+    found = []
+    for lean in (False, True):
+        layer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            if lean:
+                with LeanBackward():
+                    out = layer(images)
+            else:
+                out = layer(images)
+        out.float().square().sum().backward()
+        found.append((out, layer.weight.grad, layer.bias.grad))
+    assert found[1][0].flatten(2).mT.is_contiguous()  # tokens, as a transformer wants them, without a copy
+    for one, other in zip(*found, strict=True):
+        assert one is not None
+        assert other is not None
+        torch.testing.assert_close(one, other, rtol=5e-2 if half else 1e-4, atol=0.2 if half else 1e-3)
+
+
+@pytest.mark.parametrize(
+    "options", [{"stride": 2}, {"stride": 4, "padding": 1}, {"stride": 4, "groups": 3}, {"stride": 4, "dilation": 2}]
+)
+def test_any_other_convolution_is_left_alone(options: dict[str, int]) -> None:
+    layer, images = nn.Conv2d(3, 6, kernel_size=4, **options), torch.randn(2, 3, 16, 16)  # type: ignore[arg-type]
+    usual = layer(images)
+    with LeanBackward():
+        assert torch.equal(layer(images), usual)
+    with LeanBackward():
+        images_with_a_rest = torch.randn(2, 3, 17, 16)
+        assert nn.Conv2d(3, 6, 4, 4)(images_with_a_rest).shape == (2, 6, 4, 4)
+
+
 def test_weights_that_are_not_to_change_get_no_gradient() -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     network[0].requires_grad_(False)

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import famr
 from famr.errors import NumericsError
+from famr.half import halved
+from famr.lean import LeanBackward
 from famr.scarce import Scarce, blocks, in_halves, recomputed
 from famr.splits import Splits
 from small import ARCHITECTURE
@@ -160,9 +162,20 @@ def test_answers_in_halves_are_the_answers() -> None:
         in_halves(net, images)
 
 
-def test_blocks_that_are_computed_twice_keep_less_and_give_the_same_gradient() -> None:
+@pytest.mark.parametrize("way", ["plain", "lean", "half"])
+def test_blocks_that_are_computed_twice_keep_less_and_give_the_same_gradient(way: str) -> None:
     module = famr.new_model(ARCHITECTURE, ("a", "b"), from_scratch=True, arguments=VIT).module.eval()
     images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+    def answered() -> Tensor:
+        with ExitStack() as ways:
+            if way == "half":
+                ways.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+                ways.enter_context(halved(module))
+            if way != "plain":
+                ways.enter_context(LeanBackward())
+            out: Tensor = module(images).float()
+        return out
 
     def gradients() -> tuple[list[Tensor], int]:
         kept: list[int] = []
@@ -172,7 +185,7 @@ def test_blocks_that_are_computed_twice_keep_less_and_give_the_same_gradient() -
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = module(images).square().sum()
+            loss = answered().square().sum()
         return list(torch.autograd.grad(loss, list(module.parameters()))), sum(kept)
 
     assert len(list(blocks(module))) == VIT["depth"]

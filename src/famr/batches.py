@@ -33,6 +33,8 @@ Batches: TypeAlias = Callable[[int | None], Iterable[Batch]]
 """One pass over a set: in a fixed order for None, else in the random order of that seed."""
 
 EVALUATION_BATCH = 256
+LOOK = 1024
+"""Images at a time on a GPU where nothing but answers are wanted: fewer would keep it waiting for Python."""
 SMALL_WORKERS = 3
 """Threads that decode small images: most of that is Python's own work, and with more of them it goes slower."""
 SHARE = 4
@@ -66,6 +68,18 @@ def image_batches(
             yield Batch(preprocessing.normalise(pixels), labels, positions)
 
     return one_pass
+
+
+def looks(
+    images: Images,
+    preprocessing: Preprocessing,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    elsewhere: int = EVALUATION_BATCH,
+) -> Batches:
+    """Passes over stored images that only ask for answers; `elsewhere`: images at a time where there is no GPU."""
+    size = LOOK if device.type == "cuda" and ranks.size == 1 else elsewhere
+    return image_batches(images, preprocessing, size, device, ranks)
 
 
 def pixel_batches(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from famr.batches import EVALUATION_BATCH, Batch, image_batches
+from famr.batches import Batch, looks
 from famr.data import Images
 from famr.data.images import UNKNOWN
 from famr.devices import Precision, autocast, quick_products
@@ -193,7 +193,7 @@ def answers(
     model: Classifier, images: Images, device: torch.device, precision: Precision = "fp32", ranks: Ranks = ALONE
 ) -> Answers:
     """What a model says about stored images, in their order."""
-    batches = image_batches(images, model.prepared_by(), EVALUATION_BATCH, device, ranks)
+    batches = looks(images, model.prepared_by(), device, ranks)
     if ranks.sharded:
         from famr.sharded import spread_copy
 

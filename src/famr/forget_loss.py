@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,7 @@ from famr.batches import Batch, Batches
 from famr.devices import autocast
 from famr.errors import RequestError, is_out_of_memory
 from famr.evaluation import Answers, collect
+from famr.half import halved
 from famr.lean import LeanBackward
 from famr.method import FAMR
 from famr.metrics.forgetting import correct, entropy
@@ -38,7 +39,7 @@ class ForgetLoss:
     gram_target: Tensor | None = None
     ranks: Ranks = ALONE
     lean: bool = False
-    """Whether its gradients are taken in leaner ways, see `lean`; there are no second derivatives then."""
+    """Whether it takes the leaner ways of `lean` and `half`; there are no second derivatives then."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """L_forget of a batch, with a graph."""
@@ -57,7 +58,12 @@ class ForgetLoss:
 
     def logits(self, images: Tensor) -> Tensor:
         """The model's answers, in the precision of the run."""
-        with autocast(self.device, self.method.settled_precision), LeanBackward() if self.lean else nullcontext():
+        with ExitStack() as ways:
+            ways.enter_context(autocast(self.device, self.method.settled_precision))
+            if self.lean:
+                ways.enter_context(LeanBackward())
+            if self.lean and self.method.settled_precision == "bf16" and self.tap is None:  # a style is sums of squares
+                ways.enter_context(halved(self.model.module))
             return at_least_float32(self.model.logits(images))
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:

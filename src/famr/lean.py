@@ -1,17 +1,20 @@
-"""The same gradients with less traffic: three backward passes that the library's kernels do slowly on a GPU.
+"""The same gradients with less traffic: what the library's kernels do slowly on a GPU.
 
 - The gradient of a bias is a sum over thousands of rows: a product with a vector of ones, which tensor cores do.
 - So are those of the scale and shift of a layer normalisation; the library gives a narrow network few blocks for them.
 - Queries, keys and values are cut out of one tensor; their gradients go straight to where they were cut from, not
   into a stack that is then copied into place.
+- A convolution whose patches do not overlap, as the first layer of a ViT, is one matrix product; the library reorders
+  the images for it several times.
 
-While the context lasts, networks of any library use them: they stand in for `F.linear`, `F.layer_norm` and `unbind`.
+While the context lasts, networks of any library use them: they stand in for `F.linear`, `F.layer_norm`, `F.conv2d`
+and `unbind`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +31,18 @@ def lean_pays(device: torch.device) -> bool:
 class LeanBackward(TorchFunctionMode):
     """The context."""
 
+    lasting: ClassVar[int] = 0
+    """How many of them last."""
+
+    def __enter__(self) -> LeanBackward:
+        LeanBackward.lasting += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        LeanBackward.lasting -= 1
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -42,6 +57,8 @@ class LeanBackward(TorchFunctionMode):
                 return linear(*args, **named)
             if func is F.layer_norm:
                 return layer_norm(*args, **named)
+            if func is F.conv2d:
+                return conv2d(*args, **named)
             if func is torch.Tensor.unbind and (*args[1:], *named.values()) in ((), (0,)):
                 found: tuple[Tensor, ...] = _Unbind.apply(args[0])
                 return found
@@ -67,13 +84,62 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Over the last dimension; under autocast in float32, as the library has it."""
+    """Over the last dimension; under autocast in float32, as the library has it, unless all of it is in half."""
     if weight is None or bias is None or len(normalized_shape) != 1 or not weight.requires_grad:
         return F.layer_norm(input, normalized_shape, weight, bias, eps)
-    if torch.is_autocast_enabled(input.device.type):
+    if torch.is_autocast_enabled(input.device.type) and input.dtype != weight.dtype:
         input, weight, bias = input.float(), weight.float(), bias.float()
     out: Tensor = _LayerNorm.apply(input, weight, bias, eps)
     return out
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """By one matrix product where the patches do not overlap and leave nothing over."""
+    plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and groups == 1
+    if plain and weight.requires_grad and patches_apart(input.shape, weight.shape, _pair(stride)):
+        return patch_products(input, weight, bias)
+    return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def patches_apart(images: Sequence[int], weight: Sequence[int], stride: Sequence[int | str]) -> bool:
+    """Whether kernels of this shape cut images of that one into patches side by side.
+
+    >>> images, kernels = (1, 3, 8, 8), (5, 3, 4, 4)
+    >>> patches_apart(images, kernels, (4, 4)), patches_apart(images, kernels, (2, 2))
+    (True, False)
+    """
+    sides = tuple(weight[2:])
+    whole = len(images) == 4 and all(size % side == 0 for size, side in zip(images[2:], sides, strict=True))
+    return whole and tuple(stride) == sides and sides != (1, 1)
+
+
+def _pair(value: str | int | Sequence[int]) -> tuple[int | str, ...]:
+    return (value, value) if isinstance(value, (int, str)) else tuple(value)
+
+
+def patch_products(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Such a convolution as one matrix product; the channels of the result lie next to each other.
+
+    >>> images, kernels = torch.arange(16.0).reshape(1, 1, 4, 4), torch.ones(1, 1, 2, 2)
+    >>> patch_products(images, kernels, torch.zeros(1)).tolist()
+    [[[[10.0, 18.0], [42.0, 50.0]]]]
+    """
+    kind = images.device.type
+    if torch.is_autocast_enabled(kind):
+        images = images.to(torch.get_autocast_dtype(kind))
+    channels, high, wide = weight.shape[1:]
+    rows, columns = images.shape[2] // high, images.shape[3] // wide
+    cut = images.reshape(len(images), channels, rows, high, columns, wide).permute(0, 2, 4, 1, 3, 5)
+    patches = cut.reshape(len(images), rows, columns, channels * high * wide)
+    return linear(patches, weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
 def column_sums(rows: Tensor, weights: Tensor) -> Tensor:

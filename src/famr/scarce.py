@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from famr.batches import Batch
 from famr.errors import NumericsError, is_out_of_memory
+from famr.half import Standing, standing, weights_standing
+from famr.lean import LeanBackward
 
 
 def cut(batch: Batch, parts: int) -> list[tuple[Batch, float]]:
@@ -117,21 +120,33 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from blocks(child)
 
 
+def _same_ways(block: nn.Module) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Around a block when it is computed first: what is there already. When it is computed again: the same."""
+    return nullcontext(), _again_with(weights_standing(block), lean=LeanBackward.lasting > 0)
+
+
+@contextmanager
+def _again_with(weights: Standing, lean: bool) -> Iterator[None]:
+    with standing(weights), LeanBackward() if lean else nullcontext():
+        yield
+
+
 @contextmanager
 def recomputed(module: nn.Module) -> Iterator[None]:
     """Each block keeps its input alone, and is computed again for the gradient."""
     found = [module] if isinstance(module, nn.Sequential) else list(blocks(module))
 
-    def again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def twice(*inputs: Any, **named: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*inputs, **named)
-            return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
+            ways = partial(_same_ways, block)
+            return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=ways, **named)
 
         return twice
 
     for block in found:
-        block.forward = again(block.forward)
+        block.forward = again(block, block.forward)
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches
+from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, looks
 from famr.data import Images
 from famr.defaults import AtHand
 from famr.edited import call_order, edited_names, only
@@ -106,8 +106,8 @@ def passes_of(
     return Passes(
         steps=image_batches(splits.forget, model.prepared_by(), method.batch_size, device, ranks),
         steps_per_epoch=-(-len(splits.forget) // method.batch_size),
-        forget=image_batches(splits.forget, model.prepared_by(), EVALUATION_BATCH, device, ranks),
-        held_out=passes_over(splits.test),
+        forget=looks(splits.forget, model.prepared_by(), device, ranks),
+        held_out=None if splits.test is None else looks(splits.test, model.prepared_by(), device, ranks),
         neutral=passes_over(neutral, ALONE),  # its sum of Gram matrices is not worth dividing
         kept=passes_over(probe_images(splits.retain)),
         forgotten=splits.forgotten_classes(),

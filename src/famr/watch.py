@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from famr.batches import EVALUATION_BATCH, Batches, image_batches, order
+from famr.batches import Batches, looks, order
 from famr.devices import Precision
 from famr.evaluation import collect
 from famr.method import FAMR
@@ -51,6 +51,6 @@ def watch_over(
     if not len(some):  # so few that all of them hold the answers
         some = some_of_each_class(splits.retain, each, seed)
     some = some.take(order(len(some), seed)[:IMAGES])
-    batches = image_batches(some, model.prepared_by(), EVALUATION_BATCH, device, ranks)
+    batches = looks(some, model.prepared_by(), device, ranks)
     watch = Watch(model, batches, device, method.settled_precision, ranks)
     return replace(watch, before=watch.accuracy())

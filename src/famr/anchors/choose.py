@@ -10,7 +10,7 @@ from torch import Tensor
 from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import Factors, kfac_factors
-from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, order
+from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, looks, order
 from famr.data import Images
 from famr.errors import RequestError
 from famr.finite import naming
@@ -49,8 +49,10 @@ def anchors_for(
         if isinstance(images, Images):
             assert method.function_images is not None
             images = some_of_each_class(images, method.function_images, seed)
-        batches = _passes(loss, images, method.batch_size, loss.ranks)
-        held.append(Held(FunctionAnchor(loss.logits, batches, seed, loss.ranks), method.function_strength))
+        batches, whole = _passes(loss, images, method.batch_size, loss.ranks), None
+        if isinstance(images, Images):
+            whole = looks(images, loss.model.prepared_by(), loss.device, loss.ranks, method.batch_size)
+        held.append(Held(FunctionAnchor(loss.logits, batches, seed, loss.ranks, whole), method.function_strength))
     return held
 
 

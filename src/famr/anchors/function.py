@@ -23,7 +23,15 @@ class FunctionAnchor:
     Each gradient is taken on the batch that was drawn last, from shuffled rounds through the images.
     """
 
-    def __init__(self, logits: Callable[[Tensor], Tensor], batches: Batches, seed: int, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        logits: Callable[[Tensor], Tensor],
+        batches: Batches,
+        seed: int,
+        ranks: Ranks = ALONE,
+        whole: Batches | None = None,
+    ) -> None:
+        """`whole` are passes over the same images in batches that need not be differentiated through."""
         self._logits = logits
         self._ranks = ranks
         self._batches = batches
@@ -33,7 +41,7 @@ class FunctionAnchor:
         self.parts = 1
         """Into how many parts a batch is cut where memory is scarce."""
         with torch.no_grad():
-            found = [self._said(batch) for batch in batches(None)]  # in the order of the set
+            found = [self._said(batch) for batch in (whole or batches)(None)]  # in the order of the set
         self._original = torch.cat(found)
 
     def _endless(self, seed: int) -> Iterator[Batch]:

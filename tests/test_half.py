@@ -1,0 +1,112 @@
+"""A network in bf16 throughout, its weights and their gradients in float32."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import famr
+from famr import unlearning
+from famr.half import halved, standing, weights_standing
+from famr.lean import LeanBackward
+from famr.train import Trained
+from small import ARCHITECTURE
+
+VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+
+
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    network: nn.Module = timm.create_model(ARCHITECTURE.removeprefix("timm:"), **VIT)
+    return network.eval()
+
+
+def images(count: int = 6) -> Tensor:
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def gradients(network: nn.Module, half: bool) -> dict[str, Tensor]:
+    network.zero_grad()
+    if half:
+        with torch.autocast("cpu", dtype=torch.bfloat16), LeanBackward(), halved(network):
+            logits = network(images())
+    else:
+        logits = network(images())
+    F.cross_entropy(logits.float(), torch.arange(6) % 5).backward()
+    return {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+
+
+def test_the_gradients_are_those_of_full_precision_up_to_rounding() -> None:
+    network = vit()
+    usual, found = gradients(network, half=False), gradients(network, half=True)
+    assert found.keys() == usual.keys()
+    assert {slope.dtype for slope in found.values()} == {torch.float32}
+    both = [torch.cat([each[name].flatten() for name in usual]) for each in (found, usual)]
+    assert float(F.cosine_similarity(*both, dim=0)) > 0.999
+
+
+def test_between_its_blocks_everything_is_in_half() -> None:
+    network, seen = vit(), []
+    for block in network.blocks:  # type: ignore[union-attr]
+        block.register_forward_hook(lambda *found: seen.append(found[-1].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16), LeanBackward(), halved(network):
+        network(images())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        network(images())
+    assert seen == [torch.bfloat16] * 2 + [torch.float32] * 2  # autocast alone keeps the sum of the blocks as it was
+
+
+def test_the_weights_come_back_even_where_the_network_fails() -> None:
+    network = vit()
+    before = weights_standing(network)
+    with pytest.raises(ValueError, match="unpack"), halved(network):
+        network(torch.zeros(1, 2, 3))
+    after = weights_standing(network)
+    assert all(one[2] is other[2] for one, other in zip(before, after, strict=True))
+    assert all(isinstance(tensor, nn.Parameter) for _, _, tensor in after)
+
+
+def test_what_has_statistics_keeps_its_precision() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 14 * 14, 2)).eval()
+    with halved(network):
+        assert {name: p.dtype for name, p in network.named_parameters() if "weight" in name} == {
+            "0.weight": torch.bfloat16,
+            "1.weight": torch.float32,
+            "3.weight": torch.bfloat16,
+        }
+
+
+def test_a_tied_weight_collects_the_gradients_of_all_its_places() -> None:
+    network = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    network[1].weight = network[0].weight
+    x = torch.tensor([[1.0, 2.0, 3.0]])
+    network(x).sum().backward()
+    usual = network[0].weight.grad
+    network.zero_grad()
+    with halved(network):
+        network(x.bfloat16()).float().sum().backward()
+    torch.testing.assert_close(network[0].weight.grad, usual, rtol=2e-2, atol=2e-2)
+
+
+def test_standing_weights_are_those_the_network_computes_with() -> None:
+    network = nn.Linear(2, 1, bias=False)
+    with standing([(network, "weight", torch.tensor([[2.0, 3.0]]))]):
+        assert network(torch.ones(1, 2)).item() == 5.0
+    assert isinstance(network.weight, nn.Parameter)
+
+
+def test_a_run_in_half_ends_with_the_figures_of_the_usual_one(
+    trained: Trained, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = famr.FAMR.paper()
+    usual = famr.forget(trained.model, without_three, method, device="cpu")
+    monkeypatch.setattr(unlearning, "lean_pays", lambda _device: True)
+    halves = famr.FAMR.from_json({**method.to_json(), "precision": "bf16"})
+    found = famr.forget(trained.model, without_three, halves, device="cpu")
+    for name in ("retain_accuracy", "forget_accuracy"):
+        one, other = getattr(found.history[-1], name), getattr(usual.history[-1], name)
+        assert abs(one - other) <= 0.02, name  # a few of the images that are just on the edge
+    assert found.drift == pytest.approx(usual.drift, rel=0.02)
