@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from famr import batches
 from famr.batches import image_batches, loader_batches, order, pixel_batches, resident, shelved
 from famr.data import Images
 from famr.errors import DataError, RequestError
@@ -90,6 +91,19 @@ def test_passes_can_be_repeated():
         first, second = list(batches(seed)), list(batches(seed))
         assert [targets.tolist() for _, targets, _ in first] == [targets.tolist() for _, targets, _ in second]
         assert all(torch.equal(a, b) for (a, _, _), (b, _, _) in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(("room", "prepared"), [(1 << 20, 2), (0, 4)])
+def test_a_few_images_stay_prepared_from_the_second_pass_on(monkeypatch, room, prepared):
+    images, load, asked = make_images(*[(6, 6)] * 5, (9, 7)), batches._load, []
+    usual = {turn: list(image_batches(images, COLOUR, 4, CPU)(turn)) for turn in (None, 7, 8)}
+    monkeypatch.setattr(batches, "KEPT", room)
+    monkeypatch.setattr(batches, "_load", lambda *given: asked.extend(given[2].tolist()) or load(*given))
+    one_pass = image_batches(images, COLOUR, 4, CPU)
+    for turn in (None, 7, 7, 8):
+        for found, other in zip(one_pass(turn), usual[turn], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(found, other, strict=True))
+    assert sorted(asked) == sorted([*range(6)] * prepared)
 
 
 def test_grey_models_get_one_channel():

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -37,6 +38,8 @@ LOOK = 1024
 """Images at a time on a GPU where nothing but answers are wanted: fewer would keep it waiting for Python."""
 SMALL_WORKERS = 3
 """Threads that decode small images: most of that is Python's own work, and with more of them it goes slower."""
+KEPT = 256 << 20
+"""Bytes of prepared images that a set of passes may keep on a CPU."""
 SHARE = 4
 """A source is kept on a GPU where it takes no more than one part in so many of what is free there."""
 
@@ -51,12 +54,24 @@ def order(count: int, seed: int | None) -> Tensor:
 def image_batches(
     images: Images, preprocessing: Preprocessing, batch_size: int, device: torch.device, ranks: Ranks = ALONE
 ) -> Batches:
-    """Passes over stored images, prepared for a model; small images are brought to a GPU once."""
+    """Passes over stored images, prepared for a model; small images are brought to a GPU once.
+
+    On a CPU a few images stay prepared from the second pass on: to resize them is a good part of a step there.
+    """
     held: list[Tensor | None] = []
+    kept: list[Tensor] = []
+    passes = count(1)
 
     def one_pass(seed: int | None) -> Iterator[Batch]:
         if not held:
             held.append(resident(images, preprocessing, device))
+        if next(passes) == 2 and device.type == "cpu" and _prepared_bytes(images, preprocessing) <= KEPT:
+            every = pixel_batches(images, preprocessing, batch_size, device, None)
+            kept.append(torch.cat([preprocessing.normalise(pixels) for pixels, _, _ in every]))
+        if kept:
+            for positions in torch.split(order(len(images), seed), batch_size):
+                yield Batch(kept[0][ranks.share(positions)], images.targets[positions], positions)
+            return
         if held[0] is not None:
             targets = images.targets.to(device)
             places = order(len(images), seed).to(device)  # once a pass: to send them step by step is to wait each time
@@ -68,6 +83,11 @@ def image_batches(
             yield Batch(preprocessing.normalise(pixels), labels, positions)
 
     return one_pass
+
+
+def _prepared_bytes(images: Images, preprocessing: Preprocessing) -> int:
+    high, wide = preprocessing.crop
+    return 4 * len(images) * preprocessing.channels * high * wide
 
 
 def looks(
