@@ -55,13 +55,16 @@ def repeatable(seed: int) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    thrifty = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True, warn_only=True)
         _fill_memory(False)  # nothing here reads memory it did not write
+        torch.backends.cuda.enable_mem_efficient_sdp(False)  # attention whose gradient differs from call to call
         try:
             yield
         finally:
+            torch.backends.cuda.enable_mem_efficient_sdp(thrifty)
             _fill_memory(filled)
             torch.use_deterministic_algorithms(before, warn_only=warned)
 
