@@ -70,7 +70,7 @@ class FAMR:
     style_channels_last: bool = False
     """For a layer that returns (batch, height, width, channels), as Swin's do."""
     precision: Precision | None = None
-    """`bf16` runs the network under autocast; weights and losses stay in float32. None: bf16 on CUDA, else fp32."""
+    """`bf16` runs the network in bf16; weights, gradients and losses stay in float32. None: bf16 on CUDA, else fp32."""
 
     @classmethod
     def paper(cls) -> FAMR:
