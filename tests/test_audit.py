@@ -12,9 +12,9 @@ import torch
 
 import famr
 from conftest import SMALL_VIT, Outcome, alg1
-from famr.audits import survival
+from famr.audits import intervals, survival
 from famr.audits.audit import audit
-from famr.audits.intervals import gap_figure, mean_gap_figure, mean_interval
+from famr.audits.intervals import gap_figure, mean_gap_figure, mean_interval, middle, resampled_means
 from famr.audits.verdict import Audit, read_thresholds
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
@@ -172,6 +172,20 @@ def test_intervals_hold_the_mean_and_shrink_with_more_images() -> None:
     assert together.low is not None
     assert together.high is not None
     assert together.low < 0.25 < together.high
+
+
+def test_values_of_few_levels_are_drawn_by_how_often_each_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.tensor([1.0, 0.0, -1.0, 0.5]).repeat_interleave(torch.tensor([40, 100, 7, 53]))
+    quick = resampled_means(values, seed=3)
+    monkeypatch.setattr(intervals, "LEVELS", 0)
+    slow = resampled_means(values, seed=3)
+    assert len(quick) == len(slow) == intervals.RESAMPLES
+    spread = float(values.double().std(correction=0)) / len(values) ** 0.5  # of a mean, in closed form
+    for draws in (quick, slow):
+        assert float(draws.mean()) == pytest.approx(float(values.mean()), abs=4 * spread / len(draws) ** 0.5)
+        assert float(draws.std()) == pytest.approx(spread, rel=0.06)
+    assert middle(quick) == pytest.approx(middle(slow), abs=0.2 * spread)
+    assert not torch.equal(quick, slow)
 
 
 def test_the_command_writes_the_audit_and_exits_by_its_gates(
