@@ -48,15 +48,16 @@ def test_the_gradients_are_those_of_full_precision_up_to_rounding() -> None:
     assert float(F.cosine_similarity(*both, dim=0)) > 0.999
 
 
-def test_between_its_blocks_everything_is_in_half() -> None:
+def test_between_its_blocks_and_after_its_normalisations_everything_is_in_half() -> None:
     network, seen = vit(), []
     for block in network.blocks:  # type: ignore[union-attr]
-        block.register_forward_hook(lambda *found: seen.append(found[-1].dtype))
+        for part in (block.norm2, block):
+            part.register_forward_hook(lambda *found: seen.append(found[-1].dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16), LeanBackward(), halved(network):
         network(images())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         network(images())
-    assert seen == [torch.bfloat16] * 2 + [torch.float32] * 2  # autocast alone keeps the sum of the blocks as it was
+    assert seen == [torch.bfloat16] * 4 + [torch.float32] * 4  # autocast alone keeps the sum of the blocks as it was
 
 
 def test_the_weights_come_back_even_where_the_network_fails() -> None:
