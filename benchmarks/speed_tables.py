@@ -1,10 +1,12 @@
-"""The page and the figure of `famr bench speed`, from its result file."""
+"""The page and the figure of `famr bench speed`, and the page of whole commands, from their result files."""
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.certificate_tables import markdown
 from famr.bench.speed_figure import draw_speed, panels
 from famr.bench.speed_page import speed_page
 from famr.report.markdown import as_markdown
@@ -14,6 +16,42 @@ def speed_markdown(name: str, content: dict[str, Any]) -> str:
     """The page that `famr bench speed` itself writes, with the file it is made from."""
     title, _, rest = as_markdown(speed_page(content)).partition("\n\n")
     return f"{title}: {name.removeprefix('speed-')}\n\nMade from `{name}.json` by `make tables`.\n\n{rest}"
+
+
+def end_to_end_page(name: str, content: dict[str, Any]) -> str:
+    """Whole commands, beside retraining, and where their time went."""
+    machine, training = content["environment"], content["training"]
+    cells = {cell["name"]: cell for cell in content["cells"]}
+    anew = statistics.median(cells["retraining"]["seconds"])
+    methods = [cell for label, cell in cells.items() if label != "retraining"]
+    heads = ("command", "runs", "seconds", "% of retraining", "seconds of steps", "% of retraining", "Ret-Acc %")
+    rows: list[tuple[str, ...]] = [(*heads, "For-Acc %")]
+    for cell in methods:
+        whole, scores = statistics.median(cell["seconds"]), cell["scores"]["unlearned"]
+        took = [text for s in (whole, cell["seconds_of_steps"]) for text in (f"{s:.2f}", f"{100 * s / anew:.1f}")]
+        both = [f"{100 * scores[column]:.1f}" for column in ("retain_accuracy", "forget_accuracy")]
+        rows.append((cell["name"], str(len(cell["seconds"])), *took, *both))
+    rows.append(("retraining", "1", f"{anew:.2f}", "100", *4 * ("–",)))
+    parts: list[tuple[str, ...]] = [("part", *(cell["name"] for cell in methods))]
+    parts += [(part, *(f"{cell['parts'][part]:.2f}" for cell in methods)) for part in methods[0]["parts"]]
+    setting = [
+        f"- Data: {content['data']}",
+        f"- Model: {content['model']}; {training['epochs']} epochs, batch {training['batch_size']}",
+        f"- Machine: {machine['hardware']}, torch {machine['torch']}, famr {machine['famr']}",
+    ]
+    told = [
+        f"# {name}",
+        f"Made from `{name}.json` by `make tables`.",
+        "\n".join(setting),
+        markdown(rows),
+        "Medians. Each command is a process of its own, timed from outside: Python, its libraries, the model, the "
+        "images and the written folder are part of it. Retraining: `famr train --without-class`, likewise.",
+        "## Where the time goes",
+        markdown(parts),
+        "Seconds of one more run each, by Python's profiler. Images are decoded by whoever needs them first, and are "
+        "then counted there as well.",
+    ]
+    return "\n\n".join(told) + "\n"
 
 
 def draw_if_any(content: dict[str, Any], file: Path) -> None:

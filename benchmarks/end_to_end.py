@@ -1,0 +1,133 @@
+"""From the shell to a finished run folder: what `famr forget` takes, part by part, beside a retraining from the shell.
+
+    python -m benchmarks.end_to_end --data parquet:DIR --model timm:vit_tiny_patch16_224 --weights FILE --class man \
+        --epochs 8 --batch-size 512 --learning-rate 7e-4 --output benchmarks/results/end_to_end-cifar100-vit_tiny.json
+
+Every command is a process of its own, timed from outside. One more run of each is taken apart by Python's profiler; it
+takes a little longer. `--original RUN` leaves out the first training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pstats
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import Results, log
+
+METHODS: dict[str, list[str]] = {
+    "default": [],
+    "default, looking only at the end": ["--no-track-retain"],
+    "paper": ["--paper", "--no-track-retain"],
+}
+PARTS = {
+    "Python and its libraries": ("<frozen importlib._bootstrap>", "_find_and_load"),
+    "the model": ("models/loading.py", "load_model"),
+    "the data": ("cli/commands.py", "splits_for"),
+    "decoding images": ("famr/batches.py", "shelved"),
+    "anchors": ("anchors/choose.py", "anchors_for"),
+    "steps": ("famr/optimise.py", "minimise"),
+    "looking at the forget set": ("famr/unlearning.py", "look"),
+    "scores": ("famr/evaluation.py", "compare"),
+    "writing": ("famr/runs.py", "save_unlearned"),
+}
+"""Where each part is spent: a file's end and a function. Images are decoded by whoever needs them first."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--label-column")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--model-arg", action="append", default=[])
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--class", dest="name", required=True)
+    parser.add_argument("--original", type=Path, help="a run folder trained like that")
+    parser.add_argument("--epochs", default="8")
+    parser.add_argument("--batch-size", default="512")
+    parser.add_argument("--learning-rate", default="7e-4")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    facts = {
+        "benchmark": "end_to_end",
+        "data": given.data.partition(":")[0] + (f", class {given.name}"),
+        "model": given.model,
+        "training": {
+            "epochs": int(given.epochs),
+            "batch_size": int(given.batch_size),
+            "learning_rate": float(given.learning_rate),
+        },
+        "repeats": given.repeats,
+    }
+    results = Results(given.output, facts)
+    data = ["--data", given.data, *(["--label-column", given.label_column] if given.label_column else [])]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        train = ["train", *data, "--model", given.model, "--epochs", given.epochs, "--batch-size", given.batch_size]
+        train += ["--learning-rate", given.learning_rate, *(f"--model-arg={each}" for each in given.model_arg)]
+        train += ["--weights", str(given.weights)] if given.weights else ["--from-scratch"]
+        original = given.original or folder / "original"
+        if given.original is None:
+            timed([*train, "--output-dir", str(original)])
+        retrained = folder / "retrained"
+        if not results.has(name="retraining"):
+            seconds = timed([*train, "--without-class", given.name, "--output-dir", str(retrained)])
+            results.add({"name": "retraining", "seconds": [seconds]})
+        for name, more in METHODS.items():
+            if results.has(name=name):
+                continue
+            asked = ["forget", *data, "--model", str(original), "--class", given.name, "--json", *more]
+            calls = []
+            for turn in range(given.repeats):
+                out = folder / f"{len(results.content['cells'])}-{turn}"
+                calls.append(timed([*asked, "--output-dir", str(out)]))
+            told, scores = (
+                json.loads((out / "unlearning" / file).read_text(encoding="utf-8"))
+                for file in ("run.json", "metrics.json")
+            )
+            parts = taken_apart([*asked, "--output-dir", str(folder / f"profiled-{len(calls)}-{name}")], folder)
+            cell = {"name": name, "seconds": calls, "seconds_of_steps": told["seconds"], "parts": parts}
+            results.add({**cell, "scores": {model: scores[model] for model in ("original", "unlearned")}})
+            log(f"{name}: {cell}")
+
+
+def timed(command: list[str]) -> float:
+    """Seconds of a famr command in a process of its own."""
+    begin = time.perf_counter()
+    _run([sys.executable, "-m", "famr", *command, "--quiet"])
+    seconds = time.perf_counter() - begin
+    log(f"{seconds:6.2f} s: famr {' '.join(command)}")
+    return seconds
+
+
+def taken_apart(command: list[str], folder: Path) -> dict[str, float]:
+    """Seconds of each part of a command, by Python's profiler; of what is inside another part both tell."""
+    file = folder / "profile"
+    _run([sys.executable, "-m", "cProfile", "-o", str(file), "-m", "famr", *command, "--quiet"])
+    stats: Any = pstats.Stats(str(file))
+    whole = float(stats.total_tt)
+    found = dict.fromkeys(PARTS, 0.0)
+    for (source, _line, function), (_calls, _primitive, _own, cumulative, _callers) in stats.stats.items():
+        for part, (end, name) in PARTS.items():
+            if function == name and source.replace("\\", "/").endswith(end):
+                found[part] += float(cumulative)
+    return {**found, "all of it": whole}
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\nexit code {done.returncode}\n{done.stderr[-2000:]}")
+    if "--json" in command:
+        json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    main()
