@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scipy import stats
 
 import famr
@@ -23,7 +25,7 @@ from famr.bench.references import Reference
 from famr.bench.running import run_bench
 from famr.bench.setting import Bench
 from famr.bench.statistics import BEST, TIED, differs, marks, mean_of
-from famr.bench.tables import methods_table, results_page
+from famr.bench.tables import COLUMNS, methods_table, ranked, results_page
 from famr.bench.tasks import request_task, samples_task, tuning_tasks
 from famr.bench.tuning import best_trial, variants
 from famr.data import Data
@@ -308,6 +310,104 @@ def test_a_stopped_bench_goes_on_with_the_missing_cells(
         run_bench(replace(bench, contenders=(Contender("DELETE", Delete()),)), tmp_path / "out")
 
 
+def test_each_method_is_tuned_before_its_first_cell_so_that_a_stop_leaves_whole_methods(
+    digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = (request_task(famr.Request(classes=["3"])),)
+    tuning = (request_task(famr.Request(classes=["5"])),)
+    bench = bench_of(digits, quick(Delete()), quick(BoundaryShrink()), tasks=tasks, tuning=tuning, trials=2)
+    real, ran, looks = running.Case.cell, [], []
+
+    def noted(case: Any, name: str, method: Any) -> dict[str, Any]:
+        ran.append((name, case.task.label))
+        if len(ran) == 5:
+            raise KeyboardInterrupt
+        return real(case, name, method)
+
+    monkeypatch.setattr(running.Case, "cell", noted)
+    look = running.look
+    monkeypatch.setattr(running, "look", lambda *given: looks.append(1) or look(*given))
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(bench, tmp_path / "out", lambda _line: None)
+    of_one = ["class 5", "class 5", "class 3"]
+    assert ran == [("DELETE", label) for label in of_one] + [("boundary shrink", "class 5")] * 2
+    assert len(looks) == 2 * 2  # original and reference, once a request, though the two take turns
+
+
+def test_what_a_process_does_once_is_done_before_anything_is_timed(
+    digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = bench_of(digits, quick(Delete()))
+    compiled: list[int] = []
+    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(1) or module)
+    work = running._Work(
+        replace(bench, training=replace(TRAINING, compile=True)), Records(tmp_path, {}), {}, print, None
+    )  # type: ignore[arg-type]
+    fitted: list[tuple[int, bool | None]] = []
+    fit = running.fit
+
+    def noted(model: Any, images: Any, training: famr.Training, **named: Any) -> Any:
+        fitted.append((training.epochs * len(images), training.compile))
+        return fit(model, images, training, **named)
+
+    monkeypatch.setattr(running, "fit", noted)
+    work.warm_up()
+    assert fitted == [(64, False), (64, True)]  # one step each
+    assert compiled == [1]
+    assert not bench.compiles  # on a CPU nobody does unasked
+
+
+def test_epochs_over_retained_images_can_be_limited_for_all_methods_alike(digits: Data, tmp_path: Path) -> None:
+    ten = stepping(FineTune(), epochs=10, batch_size=256)
+    few = (Contender("fine-tune", ten), Contender("DELETE", stepping(Delete(), epochs=3, batch_size=64)))
+    content = run_bench(bench_of(digits, *few, most_epochs=1), tmp_path / "out", lambda _line: None)
+    epochs = {cell["method"]: cell["numbers"]["steps"]["epochs"] for cell in content["cells"]}
+    assert epochs == {"fine-tune": 1, "DELETE": 3}  # which sees no retained images
+    assert cells_of(content, method="fine-tune")[0]["fde"] < 1
+    assert "Epochs over the retained images: at most 1" in (tmp_path / "out/results.md").read_text(encoding="utf-8")
+    with pytest.raises(RequestError, match="`most_epochs` must be at least 1"):
+        bench_of(digits, *few, most_epochs=0)
+
+
+def test_without_retrained_models_what_they_would_say_is_not_available(digits: Data, tmp_path: Path) -> None:
+    bench = bench_of(digits, quick(Delete()), retrained=False)
+    lines: list[str] = []
+    content = run_bench(bench, tmp_path / "out", lines.append)
+    (cell,) = content["cells"]
+    assert cell["retrained"] is cell["retraining"] is cell["share_of_retraining"] is None
+    assert cell["unlearned"]["average_gap"] is cell["unlearned"]["js_to_retrained"] is None
+    assert cell["unlearned"]["forget_accuracy"] < cell["original"]["forget_accuracy"]
+    assert not (tmp_path / "out/references").exists()
+    assert " of " not in lines[-1]
+    (original, row) = methods_table(content["cells"], "").rows  # no row of a retrained model
+    assert original[6] == row[6] == "–"
+    assert BEST not in "".join(row)
+    with pytest.raises(RequestError, match="`retrained` must be True where methods are tuned"):
+        bench_of(
+            digits, quick(Delete()), retrained=False, trials=2, tuning=(request_task(famr.Request(classes=["5"])),)
+        )
+    with pytest.raises(RequestError, match="no models are retrained"):
+        run_bench(bench_of(digits, Contender("retrain", Retrain()), retrained=False, seeds=(0, 1)), tmp_path / "no")
+
+
+def test_a_seed_that_was_just_begun_does_not_unrank_the_others(ran: Ran) -> None:
+    cells = [cell for cell in cells_of(ran.content, kind="class") if cell["method"] != HOSTILE]
+    gap = next(column for column in COLUMNS if column.title == "Avg. Gap %")
+
+    def without(*names: str) -> list[dict[str, Any]]:
+        gone = [c for c in cells if c["seed"] == 1 and c["method"] in names]
+        left = {name: cells[0][name] for name in ("task", "kind")}
+        return [left | {"method": c["method"], "seed": 1, "missing": True} if c in gone else c for c in cells]
+
+    of_all = ranked(cells, gap)
+    assert list(of_all.values()) == [BEST]
+    begun = ranked(without("fine-tune", "DELETE", "retrain"), gap)
+    assert begun == ranked([cell for cell in cells if cell["seed"] == 0], gap)
+    late = ranked(without("DELETE"), gap)
+    assert late == ranked([cell for cell in cells if cell["method"] != "DELETE"], gap)
+    assert ranked(without(*of_all), gap).keys() != of_all.keys()  # the best has no second cell
+
+
 def test_a_pair_that_cannot_be_served_is_refused_before_anything_runs(
     digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +454,19 @@ def test_a_damaged_reference_is_made_again(ran: Ran, tmp_path: Path) -> None:
     assert Reference.load(torn, {}) is None
     assert Reference.load(tmp_path / "none", {}) is None
     assert Reference.load(file, {"another": "request"}) is None
+
+
+def test_what_another_bench_trained_is_not_trained_again(
+    ran: Ran, digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("originals", "references"):
+        shutil.copytree(ran.folder / part, tmp_path / "out" / part)
+    monkeypatch.setattr(running, "fit", pytest.fail)
+    monkeypatch.setattr(Retrain, "unlearn", pytest.fail)
+    content = run_bench(bench_of(digits, quick(Delete())), tmp_path / "out", lambda _line: None)
+    (before,) = cells_of(ran.content, method="DELETE", task="class 3", seed=0)
+    assert content["cells"][0]["original_sha256"] == before["original_sha256"]
+    assert content["cells"][0]["retrained"] == before["retrained"]
 
 
 def test_another_training_of_an_original_is_told(ran: Ran) -> None:

@@ -94,6 +94,27 @@ def test_our_rows_stand_below_the_papers(content: dict[str, Any]) -> None:
     )
 
 
+def test_models_that_nothing_was_retrained_for_say_so(content: dict[str, Any]) -> None:
+    for each in content["cells"]:
+        if each["size"] == "ViT-L":
+            each["retrained"] = each["retraining"] = None
+    rows = [row for row in paper_table(content).rows if row[0] == "ViT-L"]
+    assert rows[-1][1].startswith("retrained: not available, none was trained")
+    assert rows[-1][2:] == ("–",) * 6 + ("0",)
+    content["cells"][-1] = {name: content["cells"][-1][name] for name in ("size", "setting", "method", "task", "seed")}
+    content["cells"][-1]["error"] = {"kind": "GateError", "what": "No strength forgets.", "where": None}
+    page = as_markdown(paper_page(content))
+    assert "Failed: ViT-L \\(from scratch\\), FAMR, class apple, seed 3: No strength forgets." in page
+
+
+def test_statements_about_sizes_are_about_settings_with_several(content: dict[str, Any]) -> None:
+    sized = [each.setting for each in statements(content) if each.says.startswith("Larger")]
+    alone = {**content["runs"][0], "setting": "pretrained"}
+    more = {**content, "runs": [alone, *content["runs"]]}
+    assert [each.setting for each in statements(more) if each.says.startswith("Larger")] == sized
+    assert {each.setting for each in statements({**content, "runs": [alone]})} == {"pretrained"}
+
+
 def test_statements_are_decided_by_the_data(content: dict[str, Any]) -> None:
     found = {each.says.split(":")[0]: each for each in statements(content)}
     assert found["Larger models forget more fully"].verdict == "confirmed"

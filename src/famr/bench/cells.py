@@ -19,6 +19,8 @@ from famr.errors import FamrError
 from famr.models import Classifier
 from famr.splits import Splits
 
+SHOWN = {"retain_accuracy": "Ret", "forget_accuracy": "For"}
+
 
 @dataclass(frozen=True, eq=False)
 class Case:
@@ -31,7 +33,8 @@ class Case:
     seen: Splits
     views: Views
     original_said: Said
-    reference: Reference
+    reference: Reference | None
+    """None: no retrained model stands beside, and all that it would say is not available."""
     train_images: int
     device: torch.device
     precision: Precision
@@ -70,9 +73,9 @@ class Case:
         return head | self.compared(other.said, costs) | {"facts": {"retrained with": "the next seed"}}
 
     @cached_property
-    def truth(self) -> dict[str, float | None]:
+    def truth(self) -> dict[str, float | None] | None:
         """The figures of the retrained model."""
-        return measures(self.reference.said, self.original_said.forget.logits)
+        return None if self.reference is None else measures(self.reference.said, self.original_said.forget.logits)
 
     @cached_property
     def before(self) -> dict[str, float | None]:
@@ -81,7 +84,8 @@ class Case:
 
     def _measured(self, said: Said) -> dict[str, float | None]:
         found = measures(said, self.original_said.forget.logits)
-        return found | distance(said, found, self.reference.said, self.truth)
+        retrained = None if self.reference is None else self.reference.said
+        return found | distance(said, found, retrained, self.truth)
 
     def compared(self, said: Said, costs: Mapping[str, Any]) -> dict[str, Any]:
         """The figures of original, unlearned and retrained model, and the costs."""
@@ -91,11 +95,26 @@ class Case:
             "unlearned": self._measured(said),
             "retrained": self.truth,
             **costs,
-            "share_of_retraining": costs["seconds"] / reference.seconds,
+            "share_of_retraining": None if reference is None else costs["seconds"] / reference.seconds,
             "fde": costs["image_passes"] / self.train_images,
-            "retraining": {
+            "retraining": None
+            if reference is None
+            else {
                 "seconds": reference.seconds,
                 "fde": reference.image_passes / self.train_images,
                 "peak_memory": reference.peak_memory,
             },
         }
+
+
+def in_a_line(cell: Mapping[str, Any]) -> str:
+    """A cell as progress tells of it."""
+    head = f"{cell['method']}, {cell['task']}, seed {cell['seed']}: "
+    if "error" in cell:
+        return head + f"failed: {cell['error']['kind']}: {cell['error']['what']}"
+    found, truth = cell["unlearned"], cell["retrained"]
+    beside = {name: "" if truth is None else f" of {100 * truth[name]:.1f}" for name in SHOWN}
+    told = [f"{title} {100 * found[name]:.1f}{beside[name]}" for name, title in SHOWN.items()]
+    if truth is not None:
+        told += [f"Avg. Gap {found['average_gap']:.4f}", f"JS {found['js_to_retrained']:.3f}"]
+    return head + ", ".join([*told, f"{cell['seconds']:.2f} s"])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from famr.batches import EVALUATION_BATCH, Batches, image_batches
+from famr.batches import Batches, looks
 from famr.data import Images
 from famr.devices import Precision
 from famr.errors import DataError, NumericsError
@@ -80,7 +80,7 @@ class Views:
         """The same images for every model; of very many retained ones a fixed draw."""
 
         def passes(images: Images) -> Batches:
-            return image_batches(images, preprocessing, EVALUATION_BATCH, device)
+            return looks(images, preprocessing, device)
 
         assert scored.retain is not None
         assert scored.test is not None
@@ -134,10 +134,15 @@ def _some(values: Tensor) -> Tensor:
 def distance(
     said: Said,
     found: Mapping[str, float | None],
-    retrained: Said,
-    truth: Mapping[str, float | None],
-) -> dict[str, float]:
-    """How far a model is from the retrained one: Avg. Gap of the measures, and JS of the answers on the forget set."""
+    retrained: Said | None,
+    truth: Mapping[str, float | None] | None,
+) -> dict[str, float | None]:
+    """How far a model is from the retrained one: Avg. Gap of the measures, and JS of the answers on the forget set.
+
+    Without a retrained model nobody knows.
+    """
+    if retrained is None or truth is None:
+        return {"average_gap": None, "js_to_retrained": None}
     both = [{name: float(each[name] or 0.0) for name in GAPS} for each in (found, truth)]
     js = js_divergence(said.forget.logits, retrained.forget.logits).mean()
     return {"average_gap": average_gap(*both), "js_to_retrained": float(js)}

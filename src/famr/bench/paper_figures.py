@@ -100,19 +100,24 @@ def draw_figure(content: Mapping[str, Any], number: int, file: Path, method: str
         )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     title, panels = FIGURES[number]
-    figure = Figure(figsize=(5.2 * len(panels) + 1.0, 5.0), dpi=150, layout="constrained")
+    width, columns = (8.0, 1) if len(panels) == 1 else (5.4 * len(panels), 2)  # a legend beside itself, where it fits
+    figure = Figure(figsize=(width, 4.6 + 0.25 * -(-len(found) // columns)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     handles: dict[str, Any] = {}
+    others = list(dict.fromkeys(curve.setting for curve in found))[1:]
     for place, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), place)
         for curve in found:
             if panel.across in curve.at and panel.up in curve.at:
-                handles[_label(curve, found, panel)] = _draw(axes, curve, panel)
+                handles[_label(curve, found, panel)] = _draw(axes, curve, panel, hollow=curve.setting in others)
         axes.set_xlabel(LABELS[panel.across])
         axes.set_ylabel(LABELS[panel.up])
         axes.grid(alpha=0.25)
+        if panel.across == "epoch":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         if panel.up.endswith("accuracy"):
@@ -122,12 +127,12 @@ def draw_figure(content: Mapping[str, Any], number: int, file: Path, method: str
         if panel.across.endswith("accuracy"):
             low, high = axes.get_xlim()
             axes.set_xlim(max(low, -3), min(high, 103))
-    bands = "bands" if panels[0].across == "epoch" else "numbers are epochs; bars, at the first and the last,"
-    subtitle = visible(f"{content['data']}, {method}; mean over classes and seeds; {bands} are 95 % intervals")
-    lines = [part for text in (title, subtitle) for part in wrap(text, 62 * len(panels))]
-    figure.suptitle("\n".join(lines), fontsize=10, parse_math=False)
+    bands = "bands" if panels[0].across == "epoch" else "numbers: epochs; bars at both ends"
+    subtitle = visible(f"{content['data']}, {method}; means of classes and seeds; {bands}: 95 % intervals")
+    lines = [part for text in (title, subtitle) for part in wrap(text, int(14 * width))]
+    figure.suptitle("\n".join(lines), fontsize=9.5, parse_math=False)
     legend = figure.legend(
-        handles=list(handles.values()), labels=list(handles), loc="outside lower center", ncols=2, frameon=False
+        handles=list(handles.values()), labels=list(handles), loc="outside lower center", ncols=columns, frameon=False
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -141,18 +146,22 @@ def _label(curve: Curve, every: Sequence[Curve], panel: Panel) -> str:
     return visible(f"{curve.size}{group}{f', {curve.setting}' if several else ''}")
 
 
-def _draw(axes: Any, curve: Curve, panel: Panel) -> Any:
-    """A line with a marker an epoch; over epochs with a band, else with bars at its ends. Dashed for small models."""
+def _draw(axes: Any, curve: Curve, panel: Panel, hollow: bool) -> Any:
+    """A line with a marker an epoch; over epochs with a band, else with bars at its ends. Dashed for small models,
+    hollow markers for models of another setting than the first."""
     across = [mean.mean for mean in curve.at[panel.across]]
     up = curve.at[panel.up]
     middle = [mean.mean for mean in up]
     colour = COLOURS[curve.size]
     style = "-" if curve.size in LARGE else "--"
-    (line,) = axes.plot(across, middle, style, color=colour, marker=MARKERS[curve.size], markersize=4)
+    face = "white" if hollow else colour
+    (line,) = axes.plot(
+        across, middle, style, color=colour, marker=MARKERS[curve.size], markersize=5, markerfacecolor=face
+    )
     if panel.across == "epoch":
         low = [mean.mean - (mean.half or 0.0) for mean in up]
         high = [mean.mean + (mean.half or 0.0) for mean in up]
-        axes.fill_between(across, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(across, low, high, color=colour, alpha=0.13, linewidth=0)
         return line
     for place in (0, len(across) - 1):  # bars at every epoch would hide the lines
         beside = curve.at[panel.across][place]

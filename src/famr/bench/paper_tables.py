@@ -29,12 +29,16 @@ def paper_page(content: Mapping[str, Any]) -> Report:
         Section("The paper's observations", (statement_table(content),)),
     ]
     if failed or missing:
-        lines = [f"Failed: {c['method']}, {c['task']}, seed {c['seed']}: {c['error']['what']}" for c in failed]
-        lines += [f"Not run yet: {c['method']}, {c['task']}, seed {c['seed']}" for c in missing]
+        lines = [f"Failed: {_named(cell)}: {cell['error']['what']}" for cell in failed]
+        lines += [f"Not run yet: {_named(cell)}" for cell in missing]
         sections.append(Section("What did not run", (Bullets(tuple(lines)),)))
     sections.append(Section("Settings", _settings(content)))
     title = f"The paper's Table {content['table']}, on {content['data']}"
     return Report(title, outcome, told, tuple(sections))  # type: ignore[arg-type]
+
+
+def _named(cell: Mapping[str, Any]) -> str:
+    return f"{cell['size']} ({cell['setting']}), {cell['method']}, {cell['task']}, seed {cell['seed']}"
 
 
 def paper_table(content: Mapping[str, Any]) -> Table:
@@ -55,7 +59,10 @@ def _run_rows(run: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> lis
     cases = list({(cell["task"], cell["seed"]): cell for cell in found}.values())
     groups = [("original", "original", cases)]
     groups += [(told, "unlearned", [c for c in found if c["method"] == name]) for name, told in OURS.items()]
-    groups.append(("retrained", "retrained", cases))
+    known = [cell for cell in cases if cell["retrained"] is not None]
+    groups.append(
+        ("retrained" if known or not cases else "retrained: not available, none was trained", "retrained", known)
+    )
     rows = []
     for told, model, cells in groups:
         figures = [_mean(name, [cell[model][name] for cell in cells]) for name in SHOWN]

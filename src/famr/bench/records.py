@@ -2,7 +2,8 @@
 
 bench.json                      settings that every cell shares; methods, requests and seeds may be added later
 cells/*.json  tuning/*.json     one run each, done or failed
-originals/  references/         trained once: weights, and answers of retrained models
+originals/  references/         trained once: weights, and answers of retrained models; those of another bench with the
+                                same data, start and training may be put into a new folder, and are not trained again
 results.json  results.md  results.html
 """
 
@@ -19,6 +20,7 @@ from famr.errors import RequestError, StorageError
 from famr.runs import whole_file
 
 Part = Literal["cells", "tuning"]
+TRAINED = ("originals", "references")
 
 
 class Key(NamedTuple):
@@ -62,7 +64,7 @@ class Records:
                     fix="Name another folder, or repeat the settings to go on with this one.",
                 )
             self.content = kept
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        elif folder.exists() and (not folder.is_dir() or any(part.name not in TRAINED for part in folder.iterdir())):
             raise RequestError("The output folder holds something else.", where=str(folder), fix="Name another folder.")
 
     @classmethod

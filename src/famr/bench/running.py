@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from famr.alternatives import Alternative, Retrain, SisaRemoval
-from famr.bench.cells import Case
+from famr.bench.cells import Case, in_a_line
 from famr.bench.contenders import Contender, file_stem
 from famr.bench.looks import Views, apart, look
 from famr.bench.records import Key, Records, as_json, write_whole
@@ -17,7 +19,7 @@ from famr.bench.setting import Bench, require_served, splits_of
 from famr.bench.spreading import Spread, spread
 from famr.bench.tables import results_page
 from famr.bench.tasks import Task, tuned_on
-from famr.bench.tuning import best_trial, variants
+from famr.bench.tuning import best_trial, within
 from famr.models import Classifier
 from famr.models.weights import load_weights, read_weights, save_weights
 from famr.ranks import ALONE, Ranks
@@ -45,7 +47,7 @@ def run_bench(bench: Bench, folder: Path, say: Say = print, ranks: Ranks = ALONE
         start.prepared_by()  # a start that cannot be loaded must not leave a folder behind
         records = Records(folder, bench.settings())
         keys = [key for key in bench.cells() if (key.method, key.task) not in unserved]
-        methods = {contender.name: contender.method.to_json() for contender in bench.contenders}
+        methods = {each.name: within(each.method, bench.most_epochs).to_json() for each in bench.contenders}
         not_served = {f"{method} · {task}": reason for (method, task), reason in unserved.items()}
         records.content["environment"] = environment(str(bench.place))
         records.plan(methods, {task.label: dict(task.facts) for task in bench.tasks}, keys, not_served)
@@ -116,30 +118,38 @@ class _Work:
         self.device = bench.place
         self._original: tuple[int, Classifier, str] | None = None
         self._ensemble: tuple[int, SisaRemoval] | None = None
-        self._case: Case | None = None
+        self._cases: dict[tuple[str, int], Case] = {}
         self._tuned: dict[tuple[str, str], Alternative] = {}
 
     def cells(self, keys: list[Key]) -> None:
-        """Run what is missing, case by case: what all need first, then the tuning, then what is scored."""
+        """Run what is missing in the order of the plan, each method tuned before its first cell."""
         missing = [self._wanted(key) for key in keys if not self._done(key)]
+        if missing and self.device.type == "cuda":
+            self.warm_up()
         self.say(f"{len(keys) - len(missing)} of {len(keys)} cells are there, {len(missing)} to run")
-        every = [trial for _, contender, task in missing for trial in self.trials(contender, tuned_on(task))]
-        trials = [trial for trial in {trial.key: trial for trial in every}.values() if not self._tried(trial)]
-        if self.shared.ranks.size > 1:  # one rank makes them when it comes to them, and has the images at hand
+        if self.shared.ranks.size > 1:  # one rank makes and tunes what a cell needs when it comes to it
+            every = [trial for _, contender, task in missing for trial in self.trials(contender, tuned_on(task))]
+            trials = [trial for trial in {trial.key: trial for trial in every}.values() if not self._tried(trial)]
             for seed, task in self.shared.divided(self._needed(missing, trials)):
                 if task is None:
                     self.original(seed)
-                else:
+                elif self.bench.retrained:
                     self.reference(task, seed)
-        # all tuning first: going to and fro between requests would load images again and again
-        for trial in self.shared.divided(trials):
-            self.attempt(trial)
+            for trial in self.shared.divided(trials):
+                self.attempt(trial)
         numbers = {wanted.key: number for number, wanted in enumerate(missing, start=1)}
         for piece in self.shared.divided(self._pieces(missing)):
             for wanted in piece:
                 cell = self.scored(wanted)
                 self.records.keep("cells", wanted.key, cell)
-                self.say(f"[{numbers[wanted.key]}/{len(missing)}] {line(cell)}")
+                self.say(f"[{numbers[wanted.key]}/{len(missing)}] {in_a_line(cell)}")
+
+    def warm_up(self) -> None:
+        """A step as methods and one as trainings take it: what a process does once belongs to nobody's seconds."""
+        training, start = replace(self.bench.training, epochs=1), self.bench.start(self.bench.seeds[0])
+        some = self.bench.data.train.take(torch.arange(min(training.batch_size, len(self.bench.data.train))))
+        for compiled in sorted({False, self.bench.compiles}):
+            fit(start, some, replace(training, compile=compiled), device=str(self.device))
 
     def _wanted(self, key: Key) -> _Wanted:
         contender = next(contender for contender in self.bench.contenders if contender.name == key.method)
@@ -198,7 +208,7 @@ class _Work:
                 bench.data.train,
                 shards=bench.shards,
                 slices=1,
-                training=bench.training,
+                training=replace(bench.training, compile=bench.compiles),  # for one shard alone it would not pay
                 seed=seed,
                 device=str(self.device),
             )
@@ -211,16 +221,17 @@ class _Work:
         if (contender.name, kind) not in self._tuned:
             trials = self.trials(contender, kind)
             best = best_trial([self.attempt(trial) for trial in trials])
-            self._tuned[contender.name, kind] = contender.method if best is None else trials[best].method
+            own = within(contender.method, self.bench.most_epochs)
+            self._tuned[contender.name, kind] = own if best is None else trials[best].method
         return self._tuned[contender.name, kind]
 
     def trials(self, contender: Contender, kind: str) -> list[_Trial]:
         """What is tried of a method on the tuning request of a kind; nothing where there is nothing to choose."""
         bench = self.bench
         other = next((task for task in bench.tuning if tuned_on(task) == kind), None)
-        if other is None or not bench.tunes(contender):
+        tried = bench.variants(contender)
+        if other is None or len(tried) < 2:
             return []
-        tried = variants(contender.method, bench.trials)
         keys = [Key(contender.name, other.label, bench.tuning_seed, trial) for trial in range(len(tried))]
         return [_Trial(key, other, method, len(tried)) for key, method in zip(keys, tried, strict=True)]
 
@@ -234,19 +245,21 @@ class _Work:
         if run is None:
             run = self.case(trial.task, key.seed).cell(key.method, trial.method) | {"trial": key.trial}
             self.records.keep("tuning", key, run)
-            self.say(f"tuning, trial {(key.trial or 0) + 1} of {trial.of}: {line(run)}")
+            self.say(f"tuning, trial {(key.trial or 0) + 1} of {trial.of}: {in_a_line(run)}")
         return run
 
     def case(self, task: Task, seed: int) -> Case:
-        """A request with its original and its reference; kept until another one is asked for."""
-        if self._case is None or (self._case.task.label, self._case.seed) != (task.label, seed):
+        """A request with its original and its reference; the last two are kept, as tuning and scoring take turns."""
+        if (task.label, seed) not in self._cases:
             bench = self.bench
             original, digest = self.original(seed)
             seen, scored = apart(self.splits[task.label])
             views = Views.of(scored, original.prepared_by(), self.device)
-            reference = self.reference(task, seed, views)
+            reference = self.reference(task, seed, views) if bench.retrained else None
             said = look(original, views, self.device, bench.precise)
-            self._case = Case(
+            for old in list(self._cases)[:-1]:
+                del self._cases[old]
+            self._cases[task.label, seed] = Case(
                 task,
                 seed,
                 original,
@@ -259,7 +272,7 @@ class _Work:
                 self.device,
                 bench.precise,
             )
-        return self._case
+        return self._cases[task.label, seed]
 
     def original(self, seed: int) -> tuple[Classifier, str]:
         """The model that is to forget, and the digest of its weights: given, trained before, or trained now."""
@@ -302,16 +315,3 @@ class _Work:
         found.save(file, facts)
         self.say(f"seed {seed}: retrained in {made.seconds:.1f} s")
         return found
-
-
-def line(cell: Mapping[str, Any]) -> str:
-    """A cell in one line."""
-    head = f"{cell['method']}, {cell['task']}, seed {cell['seed']}: "
-    if "error" in cell:
-        return head + f"failed: {cell['error']['kind']}: {cell['error']['what']}"
-    found, truth = cell["unlearned"], cell["retrained"]
-    return head + (
-        f"Ret {100 * found['retain_accuracy']:.1f} of {100 * truth['retain_accuracy']:.1f}, "
-        f"For {100 * found['forget_accuracy']:.1f} of {100 * truth['forget_accuracy']:.1f}, "
-        f"Avg. Gap {found['average_gap']:.4f}, JS {found['js_to_retrained']:.3f}, {cell['seconds']:.2f} s"
-    )

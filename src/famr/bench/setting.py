@@ -8,19 +8,20 @@ from typing import Any, get_args
 
 import torch
 
-from famr.alternatives import SisaRemoval
+from famr.alternatives import Alternative, SisaRemoval
 from famr.alternatives.alternative import kind_of
 from famr.bench.contenders import Contender
 from famr.bench.looks import MIA_IMAGES, RETAINED_SCORED, SHOWN_TO_METHODS, apart
 from famr.bench.records import Key
 from famr.bench.tasks import Task, tuned_on
+from famr.bench.tuning import variants, within
 from famr.data import Data
 from famr.devices import Precision, pick_device
 from famr.errors import RequestError
 from famr.labels import require_same_labels
 from famr.models import Classifier
 from famr.splits import Splits, split
-from famr.train import Training
+from famr.train import COMPILE_FROM_STEPS, Training
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,10 @@ class Bench:
     device: str = "auto"
     precision: Precision | None = None
     """Of methods and of measuring alike. None: bf16 on CUDA, fp32 elsewhere."""
+    most_epochs: int | None = None
+    """Methods that go over the retained images do so at most so often; None: as often as their own numbers say."""
+    retrained: bool = True
+    """Whether retrained models are made to compare with; without them no gap is known, so nothing can be tuned."""
 
     def __post_init__(self) -> None:
         for name, must, holds in (
@@ -58,6 +63,8 @@ class Bench:
             ("contenders", "at least one", self.contenders),
             ("trials", "at least 1", self.trials >= 1),
             ("shards", "at least 2", self.shards >= 2),
+            ("most_epochs", "at least 1, or None", self.most_epochs is None or self.most_epochs >= 1),
+            ("retrained", "True where methods are tuned", self.retrained or self.trials == 1 or not self.tuning),
             ("precision", "fp32, bf16 or None", self.precision in (None, *get_args(Precision))),
         ):
             if not holds:
@@ -84,9 +91,19 @@ class Bench:
         """The precision of everything but training."""
         return self.precision or ("bf16" if self.place.type == "cuda" else "fp32")
 
-    def tunes(self, contender: Contender) -> bool:
-        """Whether there is anything to choose."""
-        return self.trials > 1 and bool(self.tuning) and len(list(contender.method.trials())) > 1
+    @property
+    def compiles(self) -> bool:
+        """Whether a training on all images is compiled."""
+        if self.training.compile is not None:
+            return self.training.compile
+        steps = self.training.epochs * (len(self.data.train) // self.training.batch_size)
+        return self.place.type == "cuda" and steps >= COMPILE_FROM_STEPS
+
+    def variants(self, contender: Contender) -> list[Alternative]:
+        """What is tried of a method; itself alone where there is nothing to choose, or nothing to choose on."""
+        most = self.trials if self.tuning else 1
+        limited = [within(method, self.most_epochs) for method in variants(contender.method, most)]
+        return [method for place, method in enumerate(limited) if method not in limited[:place]]
 
     def settings(self) -> dict[str, Any]:
         """What all cells of a folder have in common."""
@@ -100,6 +117,7 @@ class Bench:
             "tuned_on": {tuned_on(task): task.label for task in self.tuning if self.trials > 1},
             "tuning_seed": self.tuning_seed,
             "shards": self.shards,
+            "most_epochs": self.most_epochs,
             "precision": self.precise,
             "shown_to_methods": f"1 of {SHOWN_TO_METHODS} held-out images; the others are scored",
             "retained_scored": RETAINED_SCORED,
@@ -123,6 +141,8 @@ def refusals(bench: Bench, splits: Mapping[str, Splits]) -> dict[tuple[str, str]
         seen, _ = apart(splits[task.label])
         for contender in bench.contenders:
             reason = contender.method.serves(kind_of(seen))
+            if reason is None and contender.retrains and not bench.retrained:
+                reason = "no models are retrained in this bench"
             if reason is None and contender.retrains and len(bench.seeds) < 2:
                 reason = "with one seed the retrained reference is this very model, and it has a row of its own"
             if reason is None and isinstance(contender.method, SisaRemoval) and bench.original is not None:

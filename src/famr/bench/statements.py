@@ -44,9 +44,14 @@ Figure = Callable[[Cell], float | None]
 
 
 def statements(content: Mapping[str, Any]) -> list[Statement]:
-    """Every statement on every setting of the result file, for the paper's algorithm."""
+    """Every statement on every setting of the result file, for the paper's algorithm; those about sizes where a setting
+    has small and large models, if any has."""
     found = []
-    for setting in dict.fromkeys(run["setting"] for run in content["runs"]):
+    sizes: dict[str, set[str]] = {}
+    for run in content["runs"]:
+        sizes.setdefault(run["setting"], set()).add(run["size"])
+    of_both = [setting for setting, there in sizes.items() if there & {*SMALL} and there & {*LARGE}]
+    for setting in sizes:
         cells = {
             run["size"]: [cell for cell in done(cells_of(content, run)) if cell["method"] == PAPER]
             for run in content["runs"]
@@ -64,7 +69,8 @@ def statements(content: Mapping[str, Any]) -> list[Statement]:
                 +1,
             ),
         ]
-        found += [_by_size(says, setting, cells, figure, sign) for says, figure, sign in sized]
+        if setting in of_both or not of_both:
+            found += [_by_size(says, setting, cells, figure, sign) for says, figure, sign in sized]
         every = [cell for some in cells.values() for cell in some]
         found.append(_near_zero(setting, every, classes))
         found.append(_uniform(setting, every, classes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,21 +29,21 @@ class Column(NamedTuple):
 
 
 def _measure(name: str) -> Callable[[Cell, str], float | None]:
-    return lambda cell, model: cell[model].get(name)
+    return lambda cell, model: (cell[model] or {}).get(name)
 
 
 def _cost(name: str) -> Callable[[Cell, str], float | None]:
     def find(cell: Cell, model: str) -> float | None:
         if model == "original":
             return None
-        found: float | None = cell[name] if model == "unlearned" else cell["retraining"].get(name)
+        found: float | None = cell[name] if model == "unlearned" else (cell["retraining"] or {}).get(name)
         return found
 
     return find
 
 
 def _share(cell: Cell, model: str) -> float | None:
-    return {"unlearned": cell["share_of_retraining"], "retrained": 1.0}.get(model)
+    return {"unlearned": cell["share_of_retraining"], "retrained": 1.0 if cell["retrained"] else None}.get(model)
 
 
 COLUMNS = (
@@ -73,7 +74,8 @@ NOTES = (
     "corrected for the number of methods; fewer than 3 cells allow no test). Ret-Acc, For-Acc, CE, Ent, KL and "
     "MIA-efficacy are best where they are nearest to the retrained model, the others where they are smallest. Costs "
     f"are ranked among methods that forget: For-Acc at most {100 * FORGETS_WITHIN:g} points above retrained; † marks "
-    "the others. A method with a cell that failed or is missing is not ranked.",
+    "the others. While a bench is unfinished, only requests and seeds count of which most cells have run. A method "
+    "with a cell that failed or is missing there is not ranked.",
     "Avg. Gap: mean distance to the retrained model of For-Acc, accuracy on retained training images, Ret-Acc and "
     "MIA-efficacy. MIA-efficacy: share of the forget set that an attack calls non-members; "
     "where members and others can hardly be told apart it is close to a coin, and Avg. Gap with it.",
@@ -115,10 +117,11 @@ def kind_of(cell: Cell, content: Mapping[str, Any]) -> str:
     return str(content["tasks"][cell["task"]]["kind"])
 
 
-def forgets(cells: Sequence[Cell]) -> bool:
-    """Whether a method forgets, on average over its cells."""
-    gaps = [cell["unlearned"]["forget_accuracy"] - cell["retrained"]["forget_accuracy"] for cell in cells]
-    return bool(gaps) and sum(gaps) / len(gaps) <= FORGETS_WITHIN
+def forgets(cells: Sequence[Cell]) -> bool | None:
+    """Whether a method forgets, on average over its cells; None where no retrained model says how much is right."""
+    known = [cell for cell in cells if cell["retrained"] is not None]
+    gaps = [cell["unlearned"]["forget_accuracy"] - cell["retrained"]["forget_accuracy"] for cell in known]
+    return sum(gaps) / len(gaps) <= FORGETS_WITHIN if gaps else None
 
 
 def by_method(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
@@ -129,13 +132,25 @@ def by_method(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     return found
 
 
+def to_rank(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of the requests and seeds of which most have run: one that was just begun must not unrank everybody."""
+    planned = Counter(case_of(cell) for cell in cells)
+    ran = Counter(case_of(cell) for cell in cells if not cell.get("missing"))
+    return [cell for cell in cells if 2 * ran[case_of(cell)] > planned[case_of(cell)]]
+
+
+def case_of(cell: Cell) -> tuple[str, int]:
+    """The request and the seed, by which cells of several methods are paired."""
+    return cell["task"], cell["seed"]
+
+
 def ranked(cells: Sequence[Cell], column: Column) -> Marks:
     """Marks of a column; costs only of methods that forget, never of retraining itself or where a cell failed."""
     values = {}
-    for name, some in by_method(cells).items():
+    for name, some in by_method(to_rank(cells)).items():
         if name == "retrain" or len(done(some)) < len(some) or (column.cost and not forgets(some)):
             continue
-        figures = {(cell["task"], cell["seed"]): _goodness(cell, column) for cell in some}
+        figures = {case_of(cell): _goodness(cell, column) for cell in some}
         values[name] = {key: value for key, value in figures.items() if value is not None}
     return marks(values)
 
@@ -158,7 +173,7 @@ def written(mean: Mean | None, how: str) -> str:
 def methods_table(cells: Sequence[Cell], caption: str) -> Table:
     """Original, every method, retrained: means over the cells, with marks."""
     found = done(cells)
-    cases = list({(cell["task"], cell["seed"]): cell for cell in found}.values())  # original and truth are shared
+    cases = list({case_of(cell): cell for cell in found}.values())  # original and truth are shared
     rows = [_row("original", cases, "original")] if cases else []
     marked = {column.title: ranked(cells, column) for column in COLUMNS}
     for name, some in by_method(cells).items():
@@ -167,15 +182,15 @@ def methods_table(cells: Sequence[Cell], caption: str) -> Table:
         if not figures:
             rows.append((f"{name}: {_why_none(some)}", *["–"] * len(COLUMNS), kept))
             continue
-        label = name if forgets(figures) else f"{name} †"
+        label = f"{name} †" if forgets(figures) is False else name
         row = _row(label, figures, "unlearned")
         shown = [
             f"{text} {marked[column.title].get(name, '')}".strip()
             for column, text in zip(COLUMNS, row[1:-1], strict=True)
         ]
         rows.append((label, *shown, kept))
-    if cases:
-        rows.append(_row("retrained", cases, "retrained"))
+    if known := [cell for cell in cases if cell["retrained"] is not None]:
+        rows.append(_row("retrained", known, "retrained"))
     return Table(caption, ("model", *(column.title for column in COLUMNS), "cells"), tuple(rows))
 
 
@@ -217,7 +232,7 @@ def first(cells: Sequence[Cell]) -> str:
             told.append(f"Nobody to rank on {title.removesuffix(' %')}{among}.")
             continue
         rest = f"; not significantly worse: {', '.join(tied)}" if tied else "; all others are significantly worse"
-        if len({(cell["task"], cell["seed"]) for cell in done(cells)}) < TESTED_FROM:
+        if len({case_of(cell) for cell in done(to_rank(cells))}) < TESTED_FROM:
             rest = f"; fewer than {TESTED_FROM} cells a method allow no test"
         told.append(f"Smallest {title.removesuffix(' %')}{among}: {best[0]}{rest}.")
     return " ".join(told)
@@ -225,18 +240,19 @@ def first(cells: Sequence[Cell]) -> str:
 
 def _setting(content: Mapping[str, Any]) -> Section:
     settings, machine = content["settings"], content["environment"]
-    training = settings["training"]
+    training, most = settings["training"], settings.get("most_epochs")
     lines = [
         f"Data: {settings.get('data', 'not named')}, {settings['training_images']} training images, "
-        f"{settings['classes']} classes; {settings['shown_to_methods']}.",
+        f"{settings['classes']} classes; methods see {settings['shown_to_methods']}.",
         f"Model: {settings.get('model', 'not named')}; {training['epochs']} epochs, batch {training['batch_size']}, "
         f"learning rate {training['learning_rate']:g}, and the same without the forget set for the retrained models.",
         f"Tuning: at most {settings['trials']} runs a method"
         + (
-            f", seed {settings['tuning_seed']}, on {', '.join(settings['tuned_on'].values())}, which is not scored."
+            f", seed {settings['tuning_seed']}, on {' and on '.join(settings['tuned_on'].values())}, not scored."
             if settings["tuned_on"]
             else ": default numbers as they are."
-        ),
+        )
+        + (f" Epochs over the retained images: at most {most}, for every method." if most else ""),
         f"Machine: {machine['hardware']}, torch {machine['torch']}, timm {machine['timm']}, famr {machine['famr']}, "
         f"{settings['precision']}.",
     ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from famr.alternatives import Alternative
+from famr.alternatives import Alternative, Steps
 
 
 def variants(method: Alternative, most: int) -> list[Alternative]:
@@ -26,6 +27,19 @@ def variants(method: Alternative, most: int) -> list[Alternative]:
         inner = places[1:-1] or places[-1:]
         places[places.index(min(inner, key=lambda place: abs(place - own)))] = own
     return [every[place] for place in places]
+
+
+def within(method: Alternative, epochs: int | None) -> Alternative:
+    """The method with at most so many epochs over the retained images; one that does not take any is as it is.
+
+    >>> from famr.alternatives import Delete, FineTune
+    >>> within(FineTune(), 2).steps.epochs, within(FineTune(), None).steps.epochs, within(Delete(), 2).steps.epochs
+    (2, 10, 20)
+    """
+    steps = getattr(method, "steps", None)
+    if epochs is None or not method.needs_retain or not isinstance(steps, Steps):
+        return method
+    return replace(method, steps=replace(steps, epochs=min(epochs, steps.epochs)))  # type: ignore[type-var]
 
 
 def best_trial(runs: Sequence[Mapping[str, Any]]) -> int | None:
