@@ -15,6 +15,8 @@ from famr.errors import RequestError
 from famr.report.escaping import visible
 
 COLOURS = {"ViT-Ti": "#c1440e", "ViT-S": "#d99a2b", "ViT-B": "#2a6f97", "ViT-L": "#1b3a57"}
+MARKED = 16
+"""Markers of a line at most; one an epoch, where there are no more."""
 MARKERS = {"ViT-Ti": "o", "ViT-S": "s", "ViT-B": "^", "ViT-L": "D"}
 LABELS = {
     "epoch": "epoch",
@@ -147,7 +149,7 @@ def _label(curve: Curve, every: Sequence[Curve], panel: Panel) -> str:
 
 
 def _draw(axes: Any, curve: Curve, panel: Panel, hollow: bool) -> Any:
-    """A line with a marker an epoch; over epochs with a band, else with bars at its ends. Dashed for small models,
+    """A line with markers at epochs; over epochs with a band, else with bars at its ends. Dashed for small models,
     hollow markers for models of another setting than the first."""
     across = [mean.mean for mean in curve.at[panel.across]]
     up = curve.at[panel.up]
@@ -156,7 +158,14 @@ def _draw(axes: Any, curve: Curve, panel: Panel, hollow: bool) -> Any:
     style = "-" if curve.size in LARGE else "--"
     face = "white" if hollow else colour
     (line,) = axes.plot(
-        across, middle, style, color=colour, marker=MARKERS[curve.size], markersize=5, markerfacecolor=face
+        across,
+        middle,
+        style,
+        color=colour,
+        marker=MARKERS[curve.size],
+        markersize=5,
+        markerfacecolor=face,
+        markevery=-(-len(across) // MARKED),
     )
     if panel.across == "epoch":
         low = [mean.mean - (mean.half or 0.0) for mean in up]
