@@ -11,6 +11,7 @@ import famr
 from conftest import SHIFTS, small_vit
 from famr.data import Data
 from famr.defaults import AtHand, enough_epochs, settle
+from famr.evaluation import answers
 from famr.method import FAMR
 from famr.request import Kind
 
@@ -92,6 +93,27 @@ def test_the_default_forgets_a_digit_and_keeps_what_retraining_keeps(
     assert scores.unlearned.forget_accuracy <= 0.02  # type: ignore[operator]
     assert scores.unlearned.forget_test_accuracy <= 0.05  # type: ignore[operator]
     assert scores.unlearned.retain_accuracy >= scores.retrained.retain_accuracy - 0.01  # type: ignore[operator]
+
+
+def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_models(
+    original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
+) -> None:
+    usual, found = (
+        famr.forget(original, without_three, famr.FAMR(demotion=gamma), device="cpu", track_retain=False)
+        for gamma in (0.0, 0.03)
+    )
+
+    def likelier(model: famr.Classifier) -> float:
+        """How many classes are likelier than the forgotten one, in the mean."""
+        logits = answers(model, without_three.forget, torch.device("cpu")).logits
+        return float((logits > logits[:, 3:4]).sum(dim=1).float().mean())
+
+    assert likelier(found.model) > likelier(usual.model) + 1
+    assert abs(likelier(found.model) - likelier(retrained)) < abs(likelier(usual.model) - likelier(retrained))
+    before, after = (famr.evaluate(result, without_three, device="cpu").unlearned for result in (usual, found))
+    assert after.forget_accuracy <= 0.02  # type: ignore[operator]
+    assert after.retain_accuracy >= before.retain_accuracy - 0.01  # type: ignore[operator]
+    assert found.method.demotion == 0.03
 
 
 def test_the_default_for_samples_makes_them_like_held_out_images(original: famr.Classifier, digits: Data) -> None:

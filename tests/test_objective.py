@@ -13,6 +13,7 @@ from famr.objective import (
     gram_matrix,
     l2_penalty,
     reduce,
+    standing_out,
     style_distance,
     target_kl,
     uniform_target,
@@ -77,6 +78,25 @@ def test_style_loss_is_zero_at_its_target_and_nowhere_near_it() -> None:
     gram = gram_matrix(random(1, 3, 5))
     assert float(style_distance(gram, gram[0])) == 0
     assert float(style_distance(gram, gram[0] + 0.01)) > 0
+
+
+@pytest.mark.parametrize(("classes", "forgotten"), [(10, [3]), (13, [0, 12, 5]), (2, [1]), (9, [8])])
+def test_a_class_stands_out_by_its_distance_to_the_lowest_quarter_of_the_others(
+    classes: int, forgotten: list[int]
+) -> None:
+    logits = (3 * random(20, classes)).requires_grad_()
+    expected, slopes = [], torch.zeros(20, classes, dtype=torch.float64)
+    for image, row in enumerate(logits.tolist()):
+        others = sorted(value for place, value in enumerate(row) if place not in forgotten)
+        mark = next(value for value in others if sum(other <= value for other in others) >= len(others) / 4)
+        above = {place: max(0.0, row[place] - mark) for place in forgotten}
+        expected.append(sum(value**2 for value in above.values()))
+        for place, value in above.items():
+            slopes[image, place] = 2 * value  # nothing else moves: the mark is where it is
+    found = standing_out(logits, torch.tensor(forgotten))
+    assert found.tolist() == pytest.approx(expected)
+    found.sum().backward()
+    torch.testing.assert_close(logits.grad, slopes)
 
 
 def test_style_loss_is_the_squared_frobenius_norm() -> None:

@@ -214,6 +214,8 @@ def test_bf16_autocast_stays_close_to_full_precision() -> None:
         ("epochs", 0),
         ("batch_size", 0),
         ("alpha", -0.1),
+        ("demotion", -0.1),
+        ("demotion", float("inf")),
         ("beta", float("inf")),
         ("optimiser", "rmsprop"),
         ("reduction", "max"),

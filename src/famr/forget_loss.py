@@ -19,7 +19,16 @@ from famr.method import FAMR
 from famr.metrics.forgetting import correct, entropy
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.objective import at_least_float32, combine, gram_matrix, reduce, style_distance, target_kl, uniform_target
+from famr.objective import (
+    at_least_float32,
+    combine,
+    gram_matrix,
+    reduce,
+    standing_out,
+    style_distance,
+    target_kl,
+    uniform_target,
+)
 from famr.probe import mean_features, probe_target
 from famr.ranks import ALONE, Ranks
 from famr.scarce import cut
@@ -38,6 +47,8 @@ class ForgetLoss:
     tap: LayerOutput | None = None
     gram_target: Tensor | None = None
     ranks: Ranks = ALONE
+    forgotten: Tensor | None = None
+    """The classes that the target leaves out, by index."""
     lean: bool = False
     """Whether it takes the leaner ways of `lean` and `half`; there are no second derivatives then."""
 
@@ -47,14 +58,17 @@ class ForgetLoss:
         return self.combined(kl, style)
 
     def per_image(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits, KL(q ‖ p) and, where style is forgotten, ‖G − G_target‖² of each image."""
+        """Logits, KL(q ‖ p) with what is added to it, and, where style is forgotten, ‖G − G_target‖² of each image."""
         logits, style = self.logits(batch.images), None
         if self.tap is not None and self.gram_target is not None:  # in full precision: these are sums of squares
             style = style_distance(gram_matrix(self.tap.features(len(batch.images))), self.gram_target)
             style = self.ranks.gather(style, len(batch.labels))
         logits = self.ranks.gather(logits, len(batch.labels))
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.device)]
-        return logits, target_kl(logits, target), style
+        apart = target_kl(logits, target)
+        if self.forgotten is not None and self.method.demotion:
+            apart = apart + self.method.demotion * standing_out(logits, self.forgotten)
+        return logits, apart, style
 
     def logits(self, images: Tensor) -> Tensor:
         """The model's answers, in the precision of the run."""
@@ -141,7 +155,8 @@ def forget_loss(
     """L_forget for a run: its target, G_target from neutral images; τ and β settled where they were left open."""
     if not method.forgets_style:
         method, target = _target(model, method, passes, device, ranks)
-        yield ForgetLoss(model, method, target.to(device), device, ranks=ranks)
+        left_out = torch.tensor(passes.forgotten, device=device) if method.target == "masked" else None
+        yield ForgetLoss(model, method, target.to(device), device, ranks=ranks, forgotten=left_out)
         return
     assert method.style_layer is not None
     if passes.neutral is None:

@@ -30,6 +30,9 @@ class FAMR:
     """τ of the masked and the tempered target. None: as unsure as the original is on held-out images."""
     overshoot: float | None = None
     """κ of the reference target: how much further than the target to aim, as a run stops before it is there."""
+    demotion: float = 0.0
+    """γ: how firmly the masked target also pushes the forgotten classes down among the unlikely ones, see `objective`;
+    without it they are never answered, but may stay among the next best."""
     anchor: Metric | Auto = "auto"
     """How distance to the original weights is measured: `l2` (the paper), or by the Fisher information of retained
     images, its diagonal (`fisher`) or layer by layer (`kfac`)."""
@@ -98,6 +101,7 @@ class FAMR:
         )
         self._require(self.temperature is None or self.temperature > 0, "temperature", "above 0, or None")
         self._require(self.overshoot is None or self.overshoot >= 0, "overshoot", "at least 0, or None")
+        self._require(self.demotion >= 0, "demotion", "at least 0")
         self._require(self.anchor in (*get_args(Metric), "auto"), "anchor", "l2, fisher or kfac")
         self._require(self.strength == "auto" or self._number("strength") >= 0, "strength", "at least 0, or auto")
         self._require(0 < self.budget < 1, "budget", "a share between 0 and 1")
@@ -117,7 +121,17 @@ class FAMR:
         self._require(self.reduction in get_args(Reduction), "reduction", "sum or mean")
         self._require(self.precision in (None, *get_args(Precision)), "precision", "fp32, bf16 or None")
         self._require(self.forgets_style or self.alpha != 0, "alpha", "above 0 where beta is 0: nothing is left")
-        for name in ("temperature", "overshoot", "strength", "function_strength", "learning_rate", "alpha", "beta"):
+        numbers = (
+            "temperature",
+            "overshoot",
+            "demotion",
+            "strength",
+            "function_strength",
+            "learning_rate",
+            "alpha",
+            "beta",
+        )
+        for name in numbers:
             value = getattr(self, name)
             self._require(value in (None, "auto") or math.isfinite(value), name, "a finite number")
         if self.forgets_style and self.style_layer is None:

@@ -50,6 +50,23 @@ def target_kl(logits: Tensor, target: Tensor) -> Tensor:
     return divergence
 
 
+def standing_out(logits: Tensor, forgotten: Tensor) -> Tensor:
+    """Σ_f max(0, z_f − z_¼)² of each image: how far forgotten classes f stand above the least likely quarter.
+
+    z_¼ is the logit that a quarter of the other classes lie below; it is a mark, not something to be moved. A class
+    that a model never saw lies there, whatever the image; to be never answered a class need only be second.
+
+    >>> logits = torch.tensor([[3.0, 9.0, 1.0, 2.0, 4.0], [0.0, 9.0, 1.0, 2.0, 4.0]])
+    >>> standing_out(logits, torch.tensor([0]))
+    tensor([4., 0.])
+    """
+    logits = at_least_float32(logits)
+    others = logits.shape[-1] - len(forgotten)
+    ranked = logits.detach().index_fill(-1, forgotten, torch.inf).sort(dim=-1).values  # the forgotten ones come last
+    mark = ranked[..., (others - 1) // 4, None]
+    return (logits.index_select(-1, forgotten) - mark).clamp(min=0).square().sum(dim=-1)
+
+
 def gram_matrix(features: Tensor) -> Tensor:
     """G_φ(x) = φ(x) φ(x)ᵀ of each image [FAMR, Eq. (3)].
 
