@@ -18,6 +18,7 @@ from famr.audits.intervals import gap_figure, mean_gap_figure, mean_interval, mi
 from famr.audits.verdict import Audit, read_thresholds
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
+from famr.evaluation import answers
 from famr.train import Trained
 
 
@@ -47,6 +48,8 @@ def test_original_fails_retrained_passes_and_uniform_answers_are_caught(whole: A
     assert whole.verdicts == {"unlearned": "fail", "original": "fail", "retrained": "pass"}
     for gate in ("forget_accuracy_gap", "average_gap", "js_to_retrained", "tell_tale_auc", "rmia_auc"):
         assert by_name[gate].verdicts["original"] == "fail", gate
+    assert by_name["forgotten_rank_gap"].verdicts["original"] == "fail"
+    assert by_name["forgotten_rank_gap"].verdicts["retrained"] == "pass"
     assert by_name["tell_tale_auc"].verdicts["unlearned"] == "fail"
     assert by_name["relearning_saved"].verdicts["original"] == "fail"
     assert by_name["relearning_saved"].figures["original"].value == pytest.approx(1.0)  # it need not learn at all
@@ -172,6 +175,33 @@ def test_intervals_hold_the_mean_and_shrink_with_more_images() -> None:
     assert together.low is not None
     assert together.high is not None
     assert together.low < 0.25 < together.high
+
+
+def test_a_class_that_is_never_answered_and_always_second_is_caught(
+    original: famr.Classifier, without_three: famr.Splits, references: list[famr.Classifier]
+) -> None:
+    """By accuracy it is forgotten; a model that never saw it has it among the last."""
+
+    def put_second(_module: torch.nn.Module, _images: object, logits: torch.Tensor) -> torch.Tensor:
+        others = logits.index_fill(1, torch.tensor([3]), -torch.inf).max(dim=1, keepdim=True).values
+        return torch.where(torch.arange(10) == 3, torch.minimum(logits, others - 0.1), logits)
+
+    second = original.copy()
+    second.module.register_forward_hook(put_second)
+    found = audit(second, without_three, original=original, retrained=references, quick=True, device="cpu")
+    checks = {check.name: check for check in found.checks}
+    assert checks["forget_accuracy"].verdicts["unlearned"] == "pass"
+    assert checks["forgotten_rank_gap"].verdicts == {"unlearned": "fail", "original": "fail", "retrained": "pass"}
+    figure = checks["forgotten_rank_gap"].figures["original"].value
+    cpu = torch.device("cpu")
+
+    def share(model: famr.Classifier) -> float:
+        said = answers(model, without_three.forget, cpu)
+        ranks = [sum(value > row[3] for value in row) / 9 for row in said.logits.tolist()]
+        return sum(ranks) / len(ranks)
+
+    expected = sum(map(share, references)) / len(references) - share(original)
+    assert figure == pytest.approx(abs(expected))
 
 
 def test_values_of_few_levels_are_drawn_by_how_often_each_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_samples_have_most_gates_and_what_was_learnt_by_heart_fails_them(found: 
     names = {check.name for check in found.checks}
     only_for_classes = {
         "held_out_forget_accuracy_gap",
+        "forgotten_rank_gap",
         "best_bias_excess",
         "probe_excess",
         "neighbours_excess",

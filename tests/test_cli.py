@@ -50,9 +50,10 @@ def test_forget_a_class_then_evaluate_the_run(run: Callable[..., Outcome], origi
     folder = tmp_path / "no-3"
     forgot = run(
         "forget", "--model", original_run, "--data", "digits", "--class", "3", "--output-dir", folder, "--json",
-        "--device", "cpu", "--quiet",
+        "--device", "cpu", "--quiet", "--demotion", "0.03",
     )  # fmt: skip
     assert forgot.code == 0
+    assert json.loads((folder / "unlearning/run.json").read_text(encoding="utf-8"))["method"]["demotion"] == 0.03
     scores = json.loads(forgot.out)
     assert set(scores) == {"original", "unlearned", "retrained", "gap", "not_available", "earlier"}
     assert scores["unlearned"]["forget_accuracy"] < scores["original"]["forget_accuracy"]

@@ -38,6 +38,16 @@ def hits(name: str) -> Reading:
     return read
 
 
+def likelier(witness: Witness) -> Tensor:
+    """The share of the other classes that are likelier than the true one, of each forget image.
+
+    A model that never answers a class may still have it second; one that never saw it has it among the last.
+    """
+    logits, targets = witness.forget.logits, witness.forget.targets
+    above = (logits > logits.gather(-1, targets[:, None])).sum(dim=-1)
+    return above.double() / (logits.shape[-1] - 1)
+
+
 def non_members(witness: Witness) -> Tensor:
     """How often the attack calls each forget image a non-member."""
     return witness.non_members
@@ -122,6 +132,8 @@ def answer_gates(panel: Panel, splits: Splits) -> list[Check]:
         ),
     ]
     if splits.forgets_classes():
+        says = "|share of the other classes that are likelier than the forgotten one − retrained| on the forget set."
+        checks.append(gap("forgotten_rank_gap", says, likelier))
         says = "For-Acc on the forget set."
         checks.append(panel.alone("forget_accuracy", says, lambda w: mean_figure(hits("forget")(w), panel.seed)))
     return checks

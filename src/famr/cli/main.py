@@ -172,6 +172,7 @@ def forget(
     paper: opt.Paper = False,
     target: opt.Target = None,
     temperature: opt.Temperature = None,
+    demotion: opt.Demotion = None,
     anchor: opt.Anchor = None,
     strength: opt.Strength = None,
     budget: opt.Budget = None,
@@ -227,6 +228,7 @@ def forget(
     given = {
         "target": target,
         "temperature": temperature,
+        "demotion": demotion,
         "anchor": anchor,
         "strength": opt.number_or_auto(strength),
         "budget": budget,

@@ -6,6 +6,7 @@ GATES = {
     "forget_accuracy_gap": "accuracy on what was forgotten, beside retrained models",
     "held_out_forget_accuracy_gap": "accuracy on held-out images of what was forgotten, beside retrained models",
     "retain_accuracy_gap": "accuracy on what stays, beside retrained models",
+    "forgotten_rank_gap": "how likely it still finds what was forgotten, beside retrained models",
     "mia_efficacy_gap": "a membership attack, beside retrained models",
     "average_gap": "the mean of these gaps",
     "js_to_retrained": "distance of its answers to those of retrained models",
