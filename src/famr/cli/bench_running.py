@@ -110,6 +110,7 @@ def run_methods(
     tuning_seed: int | None,
     leave_out_unserved: bool,
     shards: int,
+    most_epochs: int | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Run a bench of methods in its folder, and say who is first."""
@@ -150,6 +151,7 @@ def run_methods(
         shards,
         subject.device,
         subject.precision,  # type: ignore[arg-type]  # checked by Bench
+        most_epochs,
     )
     content = run_bench(bench, output, subject.say, ranks)
     cells = content["cells"]
@@ -204,6 +206,7 @@ def run_paper(
     random_classes: int,
     seeds: tuple[int, ...],
     of_paper: bool,
+    retrained: bool = True,
 ) -> dict[str, Any]:
     """Run what is missing for the paper's table, then write the table or draw the figure from all there is."""
     facts = _facts(output, subject, table)
@@ -224,9 +227,14 @@ def run_paper(
                 told=told,
                 retry_failed=spoken.retry_failed,
                 device=spoken.device,
+                retrained=retrained,
             )
             spoken.say(f"{size}, {sized.setting}")
-            run_bench(bench, output / sized.folder, spoken.say)
+            try:
+                run_bench(bench, output / sized.folder, spoken.say)
+            finally:  # what there is can be shown, wherever a run was stopped
+                if (output / sized.folder).is_dir():
+                    gather(output, facts)
     content = gather(output, facts)
     if not content["runs"]:
         raise RequestError("The folder holds no runs.", where=str(output), fix="Give --data, and they are run.")

@@ -65,6 +65,7 @@ def methods(
         bool, typer.Option("--leave-out-unserved", help="Show pairs that cannot be served as such, and run the others.")
     ] = False,
     shards: Annotated[int, typer.Option(help="Shards of the ensemble that SISA needs.")] = 5,
+    most_epochs: Annotated[int | None, typer.Option(help="Methods go over retained images at most so often.")] = None,
     processes: opt.Processes = None,
     epochs: Epochs = 10,
     batch_size: BatchSize = 128,
@@ -117,6 +118,7 @@ def methods(
             tuning_seed=tuning_seed,
             leave_out_unserved=leave_out_unserved,
             shards=shards,
+            most_epochs=most_epochs,
             ranks=ranks,
         )
     if not speaks():
@@ -149,6 +151,7 @@ def paper(
     class_: Classes = None,
     random_classes: Annotated[int, typer.Option(help="So many classes, drawn at random, where none is named.")] = 3,
     seeds: Seeds = "0",
+    retrained: Annotated[bool, typer.Option(help="Retrain references; else their rows say there are none.")] = True,
     preset: Annotated[str, typer.Option(help="Whose history a figure shows: paper or default.")] = "paper",
     epochs: Epochs = 50,
     batch_size: BatchSize = 128,
@@ -198,6 +201,7 @@ def paper(
         random_classes=random_classes,
         seeds=_numbers(seeds),
         of_paper=preset == "paper",
+        retrained=retrained,
     )
     if as_json:
         print_json(report)
