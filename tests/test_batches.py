@@ -106,6 +106,22 @@ def test_a_few_images_stay_prepared_from_the_second_pass_on(monkeypatch, room, p
     assert sorted(asked) == sorted([*range(6)] * prepared)
 
 
+def test_prepared_images_serve_others_who_go_over_the_same_ones(monkeypatch):
+    images, load, asked = make_images(*[(6, 6)] * 5, (9, 7)), batches._load, []
+    monkeypatch.setattr(batches, "_load", lambda *given: asked.append(len(given[2])) or load(*given))
+    first = image_batches(images, COLOUR, 4, CPU)
+    usual = [list(first(None)), list(first(None))][0]
+    asked.clear()
+    for found, other in zip(image_batches(images, COLOUR, 4, CPU)(None), usual, strict=True):
+        assert torch.equal(found.images, other.images)
+    assert not asked
+    darker = Preprocessing((6, 6), (6, 6), (0.1, 0.1, 0.1), (0.2, 0.3, 0.4), "bilinear")
+    for others, way in ((images.take(torch.tensor([1, 0])), COLOUR), (images, darker)):
+        found = torch.cat([batch.images for batch in image_batches(others, way, 4, CPU)(None)])
+        torch.testing.assert_close(found, way.normalise(one_by_one(others, way)))
+    assert sum(asked) == 8
+
+
 def test_grey_models_get_one_channel():
     grey = Preprocessing((6, 6), (6, 6), (0.5,), (0.5,), "bilinear")
     ((pixels, _targets, _positions),) = pixel_batches(make_images((6, 6), (6, 6)), grey, 2, CPU, None)

@@ -21,6 +21,8 @@ from famr.scarce import Scarce, blocks, in_halves, recomputed
 from famr.splits import Splits
 from small import ARCHITECTURE
 
+MMAP_THRESHOLD = -3
+"""Of the C library's mallopt."""
 VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 2}
 
 
@@ -50,14 +52,18 @@ def allocated() -> int:
 @contextmanager
 def memory_for(more: int) -> Iterator[None]:
     """The system gives this process only so many bytes more; whoever asks beyond that is refused."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()  # the first one loads a good part of torch
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what others freed goes back to the system, or it would be there for us
+    libc = ctypes.CDLL(None)
+    libc.mallopt(MMAP_THRESHOLD, 1 << 20)  # what takes a megabyte comes from the system and goes back to it at once
+    libc.malloc_trim(0)  # what others freed goes back as well, or it would be there for us
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (allocated() + more, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        libc.mallopt(MMAP_THRESHOLD, 32 << 20)  # the largest there is: quicker
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ LOOK = 1024
 SMALL_WORKERS = 3
 """Threads that decode small images: most of that is Python's own work, and with more of them it goes slower."""
 KEPT = 256 << 20
-"""Bytes of prepared images that a set of passes may keep on a CPU."""
+"""Bytes of prepared images that a source keeps on a CPU."""
 SHARE = 4
 """A source is kept on a GPU where it takes no more than one part in so many of what is free there."""
 
@@ -56,7 +56,8 @@ def image_batches(
 ) -> Batches:
     """Passes over stored images, prepared for a model; small images are brought to a GPU once.
 
-    On a CPU a few images stay prepared from the second pass on: to resize them is a good part of a step there.
+    On a CPU a few images stay prepared from the second pass on, for whoever goes over them: to resize them is a good
+    part of a step there.
     """
     held: list[Tensor | None] = []
     kept: list[Tensor] = []
@@ -65,9 +66,8 @@ def image_batches(
     def one_pass(seed: int | None) -> Iterator[Batch]:
         if not held:
             held.append(resident(images, preprocessing, device))
-        if next(passes) == 2 and device.type == "cpu" and _prepared_bytes(images, preprocessing) <= KEPT:
-            every = pixel_batches(images, preprocessing, batch_size, device, None)
-            kept.append(torch.cat([preprocessing.normalise(pixels) for pixels, _, _ in every]))
+        if device.type == "cpu" and not kept:
+            kept.extend(_prepared(images, preprocessing, batch_size, again=next(passes) > 1))
         if kept:
             for positions in torch.split(order(len(images), seed), batch_size):
                 yield Batch(kept[0][ranks.share(positions)], images.targets[positions], positions)
@@ -85,9 +85,17 @@ def image_batches(
     return one_pass
 
 
-def _prepared_bytes(images: Images, preprocessing: Preprocessing) -> int:
-    high, wide = preprocessing.crop
-    return 4 * len(images) * preprocessing.channels * high * wide
+def _prepared(images: Images, preprocessing: Preprocessing, batch_size: int, again: bool) -> list[Tensor]:
+    """All of them as a network takes them, if they are kept, or few enough and gone over again; else nothing."""
+    found, (high, wide) = images.cache.prepared, preprocessing.crop
+    if found is not None and found[1] == preprocessing and torch.equal(found[0], images.rows):
+        return [found[2]]
+    if not again or 4 * len(images) * preprocessing.channels * high * wide > KEPT:
+        return []
+    every = pixel_batches(images, preprocessing, batch_size, torch.device("cpu"), None)
+    ready = torch.cat([preprocessing.normalise(pixels) for pixels, _, _ in every])
+    images.cache.prepared = (images.rows, preprocessing, ready)
+    return [ready]
 
 
 def looks(

@@ -78,7 +78,8 @@ def minimise(
     module.eval()
 
     def step(batch: Batch) -> Tensor:
-        module.zero_grad()
+        for parameter in parameters:
+            parameter.grad = None
         forget_loss = backward(loss, batch, scarce.parts, method)  # g_forget ← ∇L_forget(θ)
         ranks.add_up(parameters)
         if optimiser is None:

@@ -84,7 +84,8 @@ class FunctionAnchor:
         """Mean KL(p_θ₀ ‖ p_θ) over the kept images, or the first of them where there are many."""
         found: list[Tensor] = []
         for batch in self._batches(None):
-            found.append(self._divergence(batch))
+            original = self._original[batch.positions.to(self._original.device)]
+            found.append(kl_divergence(original, self._said(batch)))
             if sum(map(len, found)) >= MEASURED:
                 break
         return torch.cat(found).mean()

@@ -77,6 +77,8 @@ class PixelCache:
         self._lock = threading.Lock()
         self.shelves: dict[tuple[int, str], Shelf] = {}
         """By channels and device."""
+        self.prepared: tuple[Tensor, object, Tensor] | None = None
+        """The rows that were last kept as a network takes them, how they were prepared, and they themselves."""
 
     def get(self, row: int, channels: int) -> Tensor | None:
         """The pixels of a row, if they are kept."""
