@@ -21,8 +21,9 @@ from famr.scarce import Scarce, blocks, in_halves, recomputed
 from famr.splits import Splits
 from small import ARCHITECTURE
 
+LIBC = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3
-"""Of the C library's mallopt."""
+"""The number of a setting of the C library's `mallopt`."""
 VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 2}
 
 
@@ -49,21 +50,26 @@ def allocated() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def large_pieces_go_back_at_once() -> Iterator[None]:
+    """What takes a megabyte comes from the system and returns to it, so that little is there to be taken again."""
+    LIBC.mallopt(MMAP_THRESHOLD, 1 << 20)
+    yield
+    LIBC.mallopt(MMAP_THRESHOLD, 32 << 20)  # the largest there is, and quicker
+
+
 @contextmanager
 def memory_for(more: int) -> Iterator[None]:
     """The system gives this process only so many bytes more; whoever asks beyond that is refused."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()  # the first one loads a good part of torch
     gc.collect()
-    libc = ctypes.CDLL(None)
-    libc.mallopt(MMAP_THRESHOLD, 1 << 20)  # what takes a megabyte comes from the system and goes back to it at once
-    libc.malloc_trim(0)  # what others freed goes back as well, or it would be there for us
+    LIBC.malloc_trim(0)  # what others freed goes back to the system, or it would be there for us
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (allocated() + more, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-        libc.mallopt(MMAP_THRESHOLD, 32 << 20)  # the largest there is: quicker
 
 
 @pytest.fixture(scope="module")
