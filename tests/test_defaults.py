@@ -11,6 +11,7 @@ import famr
 from conftest import SHIFTS, small_vit
 from famr.data import Data
 from famr.defaults import AtHand, enough_epochs, settle
+from famr.errors import RequestError
 from famr.evaluation import answers
 from famr.method import FAMR
 from famr.request import Kind
@@ -93,6 +94,27 @@ def test_the_default_forgets_a_digit_and_keeps_what_retraining_keeps(
     assert scores.unlearned.forget_accuracy <= 0.02  # type: ignore[operator]
     assert scores.unlearned.forget_test_accuracy <= 0.05  # type: ignore[operator]
     assert scores.unlearned.retain_accuracy >= scores.retrained.retain_accuracy - 0.01  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("request_", "method"),
+    [
+        (famr.Request(samples=[0, 1]), FAMR(demotion=0.03)),
+        (famr.Request(classes=["3"]), replace(FAMR.paper(), demotion=0.03)),
+        (famr.Request(style=("x", "y")), FAMR(beta=None, style_layer="blocks.0", demotion=0.03)),
+    ],
+)
+def test_a_demotion_that_would_do_nothing_is_refused(
+    original: famr.Classifier, digits: Data, request_: famr.Request, method: FAMR
+) -> None:
+    columns = {"x": ["y" if row % 5 == 0 else "z" for row in range(len(digits.train.all_targets))]}
+    assert digits.test is not None
+    data = replace(
+        digits, train=replace(digits.train, all_columns=columns), test=replace(digits.test, all_columns=columns)
+    )
+    with pytest.raises(RequestError, match="masked target") as caught:
+        famr.forget(original, famr.split(data, request_), method, device="cpu")
+    assert "demotion 0.03" in str(caught.value)
 
 
 def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_models(

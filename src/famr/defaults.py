@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from famr.errors import RequestError
 from famr.method import FAMR, Metric, Optimiser
 from famr.request import Kind
 from famr.targets import Target
@@ -13,7 +14,6 @@ FUNCTION_IMAGES = 20
 LATE = 0.25
 RATES = {"natural": 0.5, "sgd": 1e-4, "adam": 1e-4, "adamw": 1e-4}
 SAMPLE_RATE = 2e-4
-SAMPLE_FUNCTION_STRENGTH = 2.0
 SAMPLE_EPOCHS = 8
 SAMPLE_OVERSHOOT = 0.2
 STYLE_FUNCTION_STRENGTH = 10.0
@@ -79,13 +79,18 @@ def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
         target, why = _target(at_hand)
         method = replace(method, target=target)
         reasons.append(f"target {target} ({why})")
+    if method.demotion and method.target != "masked":
+        raise RequestError(
+            f"A demotion goes with the masked target, and this run has the {method.target} one.",
+            where=f"demotion {method.demotion:g}",
+            fix="Leave it out; it is for whole classes that are to look as if they were never seen.",
+        )
     if method.anchor == "auto":
         anchor, why = _anchor(at_hand, natural)
         method = replace(method, anchor=anchor)
         reasons.append(f"anchor {anchor} ({why})")
     if method.function_strength is None:
-        firm = SAMPLE_FUNCTION_STRENGTH if samples else FUNCTION_STRENGTH[optimiser]
-        firm = STYLE_FUNCTION_STRENGTH if style else firm
+        firm = STYLE_FUNCTION_STRENGTH if style else FUNCTION_STRENGTH[optimiser]
         method = replace(method, function_strength=firm if at_hand.retained else 0.0)
         held = at_hand.retained
     if method.function_strength and method.function_images is None:

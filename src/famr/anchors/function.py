@@ -63,6 +63,10 @@ class FunctionAnchor:
         self._drawn.positions.copy_(batch.positions)
         return size
 
+    def _before(self, batch: Batch) -> Tensor:
+        """What the original said about a batch."""
+        return self._original[batch.positions.to(self._original.device)]
+
     def _said(self, batch: Batch) -> Tensor:
         """The answers to a batch, without gradients."""
         return self._ranks.gather(in_halves(self._logits, batch.images), len(batch.positions))
@@ -71,21 +75,19 @@ class FunctionAnchor:
         return self._ranks.gather(self._logits(batch.images), len(batch.positions))
 
     def _divergence(self, batch: Batch) -> Tensor:
-        original = self._original[batch.positions.to(self._original.device)]
-        return kl_divergence(original, self._answers(batch))
+        return kl_divergence(self._before(batch), self._answers(batch))
 
     def remembered(self) -> Iterator[tuple[Batch, Tensor, int]]:
         """All kept images in batches, the original's answers to them, and how many images there are."""
         for batch in self._batches(None):
-            yield batch, self._original[batch.positions.to(self._original.device)], len(self._original)
+            yield batch, self._before(batch), len(self._original)
 
     @torch.no_grad()
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:  # noqa: ARG002
         """Mean KL(p_θ₀ ‖ p_θ) over the kept images, or the first of them where there are many."""
         found: list[Tensor] = []
         for batch in self._batches(None):
-            original = self._original[batch.positions.to(self._original.device)]
-            found.append(kl_divergence(original, self._said(batch)))
+            found.append(kl_divergence(self._before(batch), self._said(batch)))
             if sum(map(len, found)) >= MEASURED:
                 break
         return torch.cat(found).mean()
