@@ -122,7 +122,7 @@ def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_
 ) -> None:
     usual, found = (
         famr.forget(original, without_three, famr.FAMR(demotion=gamma), device="cpu", track_retain=False)
-        for gamma in (0.0, 0.03)
+        for gamma in (0.0, None)
     )
 
     def likelier(model: famr.Classifier) -> float:

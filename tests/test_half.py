@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -46,6 +48,20 @@ def test_the_gradients_are_those_of_full_precision_up_to_rounding() -> None:
     assert {slope.dtype for slope in found.values()} == {torch.float32}
     both = [torch.cat([each[name].flatten() for name in usual]) for each in (found, usual)]
     assert float(F.cosine_similarity(*both, dim=0)) > 0.999
+
+
+def test_autocast_does_not_choose_the_precision_of_its_normalisations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA it would take float32, and the way back, which was told bf16, would stop."""
+    chosen: list[bool] = []
+    usual = torch.native_layer_norm
+
+    def noted(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        chosen.append(torch.is_autocast_enabled("cpu"))
+        return usual(*given)
+
+    monkeypatch.setattr(torch, "native_layer_norm", noted)
+    gradients(vit(), half=True)
+    assert chosen == [False] * 5  # two a block, and the last one
 
 
 def test_between_its_blocks_and_after_its_normalisations_everything_is_in_half() -> None:

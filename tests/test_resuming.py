@@ -76,7 +76,7 @@ def test_trials_of_a_strength_are_not_made_again(
     original: famr.Classifier, without_three: famr.Splits, tmp_path: Path
 ) -> None:
     """The first strength is far too firm to forget with, so that a second one is tried; it is stopped in that."""
-    method = replace(QUICK, strength="auto", function_strength=1000.0, epochs=8, budget=0.9)
+    method = replace(QUICK, strength="auto", function_strength=10_000.0, epochs=8, budget=0.9)
     runs: list[int] = []
 
     def stop_in_the_second(event: object) -> None:

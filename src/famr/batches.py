@@ -106,8 +106,13 @@ def looks(
     elsewhere: int = EVALUATION_BATCH,
 ) -> Batches:
     """Passes over stored images that only ask for answers; `elsewhere`: images at a time where there is no GPU."""
-    size = LOOK if device.type == "cuda" and ranks.size == 1 else elsewhere
+    size = look_size(device, elsewhere) if ranks.size == 1 else elsewhere
     return image_batches(images, preprocessing, size, device, ranks)
+
+
+def look_size(device: torch.device, elsewhere: int = EVALUATION_BATCH) -> int:
+    """Images at a time where nothing but answers are wanted."""
+    return LOOK if device.type == "cuda" else elsewhere
 
 
 def pixel_batches(

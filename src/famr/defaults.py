@@ -12,6 +12,7 @@ from famr.targets import Target
 FUNCTION_STRENGTH = {"natural": 5.0, "sgd": 1.0, "adam": 2.0, "adamw": 2.0}
 FUNCTION_IMAGES = 20
 LATE = 0.25
+DEMOTION = 0.03
 RATES = {"natural": 0.5, "sgd": 1e-4, "adam": 1e-4, "adamw": 1e-4}
 SAMPLE_RATE = 2e-4
 SAMPLE_EPOCHS = 8
@@ -79,6 +80,8 @@ def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
         target, why = _target(at_hand)
         method = replace(method, target=target)
         reasons.append(f"target {target} ({why})")
+    if method.demotion is None:
+        method = replace(method, demotion=DEMOTION if method.target == "masked" else 0.0)
     if method.demotion and method.target != "masked":
         raise RequestError(
             f"A demotion goes with the masked target, and this run has the {method.target} one.",

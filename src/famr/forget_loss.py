@@ -13,6 +13,7 @@ from famr.batches import Batch, Batches
 from famr.devices import autocast
 from famr.errors import RequestError, is_out_of_memory
 from famr.evaluation import Answers, collect
+from famr.front import Front
 from famr.half import halved
 from famr.lean import LeanBackward
 from famr.method import FAMR
@@ -51,6 +52,8 @@ class ForgetLoss:
     """The classes that the target leaves out, by index."""
     lean: bool = False
     """Whether it takes the leaner ways of `lean` and `half`; there are no second derivatives then."""
+    front: Front | None = None
+    """Where given, batches hold what this frozen front made of their images, and the network begins behind it."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """L_forget of a batch, with a graph."""
@@ -78,6 +81,9 @@ class ForgetLoss:
                 ways.enter_context(LeanBackward())
             if self.lean and self.method.settled_precision == "bf16" and self.tap is None:  # a style is sums of squares
                 ways.enter_context(halved(self.model.module))
+            if self.front is not None:
+                ways.enter_context(self.front.behind(images))
+                images = self.front.blank
             return at_least_float32(self.model.logits(images))
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:

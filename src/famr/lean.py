@@ -172,7 +172,8 @@ class _Linear(torch.autograd.Function):
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        with torch.autocast(x.device.type, enabled=False):
+            out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         return out
 

@@ -30,9 +30,9 @@ class FAMR:
     """τ of the masked and the tempered target. None: as unsure as the original is on held-out images."""
     overshoot: float | None = None
     """κ of the reference target: how much further than the target to aim, as a run stops before it is there."""
-    demotion: float = 0.0
+    demotion: float | None = None
     """γ: how firmly the masked target also pushes the forgotten classes down among the unlikely ones, see `objective`;
-    without it they are never answered, but may stay among the next best."""
+    without it they are never answered, but may stay among the next best. None: 0.03 for a masked target."""
     anchor: Metric | Auto = "auto"
     """How distance to the original weights is measured: `l2` (the paper), or by the Fisher information of retained
     images, its diagonal (`fisher`) or layer by layer (`kfac`)."""
@@ -82,6 +82,7 @@ class FAMR:
         return cls(
             target="uniform",
             overshoot=0.0,
+            demotion=0.0,
             anchor="l2",
             strength=0.1,
             function_strength=0.0,
@@ -101,7 +102,7 @@ class FAMR:
         )
         self._require(self.temperature is None or self.temperature > 0, "temperature", "above 0, or None")
         self._require(self.overshoot is None or self.overshoot >= 0, "overshoot", "at least 0, or None")
-        self._require(self.demotion >= 0, "demotion", "at least 0")
+        self._require(self.demotion is None or self.demotion >= 0, "demotion", "at least 0, or None")
         self._require(self.anchor in (*get_args(Metric), "auto"), "anchor", "l2, fisher or kfac")
         self._require(self.strength == "auto" or self._number("strength") >= 0, "strength", "at least 0, or auto")
         self._require(0 < self.budget < 1, "budget", "a share between 0 and 1")

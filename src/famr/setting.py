@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 
-from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, looks
+from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, look_size, looks
 from famr.data import Images
 from famr.defaults import AtHand
 from famr.edited import call_order, edited_names, only
 from famr.errors import RequestError
-from famr.forget_loss import Passes
+from famr.forget_loss import ForgetLoss, Passes
+from famr.front import Front, fits, frozen_front
 from famr.method import FAMR
 from famr.models import Classifier
 from famr.probe import probe_images
@@ -112,4 +114,38 @@ def passes_of(
         kept=passes_over(probe_images(splits.retain)),
         forgotten=splits.forgotten_classes(),
         forgets_classes=splits.forgets_classes(),
+    )
+
+
+TRIED = 4
+"""Forget images on which a front is tried."""
+
+
+def front_of(loss: ForgetLoss, forget: Images, anchors: object) -> Front | None:
+    """The part of the network that stays as it is, if it can be left behind and what it makes of the images kept.
+
+    `anchors` is where held answers come from: a loader's batches are already somebody else's to keep.
+    """
+    method = loss.method
+    if method.settled_share >= 1 or method.forgets_style or loss.ranks.size > 1:
+        return None
+    images, held = len(forget), 0
+    if method.function_strength:
+        if not isinstance(anchors, Images):
+            return None
+        held = min(len(anchors), (method.function_images or 0) * loss.target.shape[-1])
+    some = next(iter(image_batches(forget, loss.model.prepared_by(), TRIED, loss.device)(None))).images
+    front = frozen_front(loss.model.module, loss.logits, lambda front: replace(loss, front=front).logits, some)
+    return front if front is not None and fits(front, images + held, some) else None
+
+
+def behind(front: Front | None, loss: ForgetLoss, passes: Passes, forget: Images | None) -> tuple[ForgetLoss, Passes]:
+    """The same loss and the same passes, beginning behind a front where there is one."""
+    if front is None or forget is None:
+        return loss, passes
+    prepared, place = loss.model.prepared_by(), loss.device
+    return replace(loss, front=front), replace(
+        passes,
+        steps=front.passes(forget, prepared, loss.method.batch_size, place),
+        forget=front.passes(forget, prepared, look_size(place), place),
     )

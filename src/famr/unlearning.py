@@ -21,6 +21,7 @@ from famr.errors import NumericsError, RequestError
 from famr.evaluation import Scores, collect, score
 from famr.finite import naming
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
+from famr.front import Front
 from famr.labels import require_same_labels
 from famr.lean import lean_pays
 from famr.method import FAMR
@@ -31,7 +32,7 @@ from famr.progress import Progress
 from famr.ranks import ALONE, Ranks, number
 from famr.request import Request
 from famr.resuming import Unfinished
-from famr.setting import edited, passes_of, what_is_at_hand
+from famr.setting import behind, edited, front_of, passes_of, what_is_at_hand
 from famr.sketch import Sketch
 from famr.splits import Earlier, Splits
 from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
@@ -195,14 +196,19 @@ def forget(
     to_work(unlearned.module, place, ranks)
     watch = watch_over(splits, unlearned, place, method, seed, ranks) if gates or method.strength == "auto" else None
 
+    fronts: list[Front | None] = []  # found by the first attempt: what is frozen is so in all of them
+
     def attempt(firm: FAMR) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
         """One whole run from the original weights."""
         begin_anew(unlearned.module, original.module, ranks)
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
         with repeatable(seed), editing, named, forget_loss(unlearned, firm, passes, place, ranks) as plain:
             loss = replace(plain, lean=lean_pays(place) and ranks.size == 1)
+            if splits is not None and not fronts:
+                fronts.append(front_of(loss, splits.forget, anchor_images or splits.retain))
+            loss, ahead = behind(fronts[0], loss, passes, splits.forget) if splits is not None else (loss, passes)
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
-            history = tuple(_run(loss, passes, anchors, seed, track_retain, on_event, progress))
+            history = tuple(_run(loss, ahead, anchors, seed, track_retain, on_event, progress))
             first, last = history[0], history[-1]
             outcome = Outcome(
                 strength=firm.settled_strength,
@@ -283,7 +289,9 @@ def _run(
 
     apart = -(-loss.method.settled_epochs // ROWS)
     begun, rows = progress.begun()
-    history = [HistoryRow(**row) for row in rows] or [look(Epoch(epoch=0, steps=0, seconds=0.0))]
+    if begun is None:
+        begun = Epoch(epoch=0, steps=0, seconds=0.0 if loss.front is None else loss.front.seconds)
+    history = [HistoryRow(**row) for row in rows] or [look(begun)]
     yield from history
     steps = passes.steps_per_epoch
     for epoch in minimise(module, anchors, loss, passes.steps, steps, loss.method, seed, on_event, begun, loss.ranks):

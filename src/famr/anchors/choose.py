@@ -10,7 +10,16 @@ from torch import Tensor
 from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import Factors, kfac_factors
-from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, looks, order
+from famr.batches import (
+    EVALUATION_BATCH,
+    Batches,
+    LabelledImages,
+    image_batches,
+    loader_batches,
+    look_size,
+    looks,
+    order,
+)
 from famr.data import Images
 from famr.errors import RequestError
 from famr.finite import naming
@@ -50,7 +59,11 @@ def anchors_for(
             assert method.function_images is not None
             images = some_of_each_class(images, method.function_images, seed)
         batches, whole = _passes(loss, images, method.batch_size, loss.ranks), None
-        if isinstance(images, Images):
+        prepared = loss.model.preprocessing
+        if loss.front is not None and isinstance(images, Images) and prepared is not None:
+            batches = loss.front.passes(images, prepared, method.batch_size, loss.device)
+            whole = loss.front.passes(images, prepared, look_size(loss.device, method.batch_size), loss.device)
+        elif isinstance(images, Images):
             whole = looks(images, loss.model.prepared_by(), loss.device, loss.ranks, method.batch_size)
         held.append(Held(FunctionAnchor(loss.logits, batches, seed, loss.ranks, whole), method.function_strength))
     return held

@@ -17,7 +17,7 @@ import torch
 
 from famr.bench.speed_ceiling import ceiling
 from famr.bench.speed_growth import growth_with_data, growth_with_forget
-from famr.bench.speed_loops import SETTLING, compare_loops, numbers
+from famr.bench.speed_loops import SETTLING, compare_loops, late_layers, numbers
 from famr.bench.speed_memory import compare_memory, peak_in_a_process, peak_on_cuda
 from famr.bench.speed_subject import LITTLE, PASS, Named, forgetting, forward_flops, made, parameters_of, synthetic
 from famr.bench.speed_subject import size_named as size_named
@@ -236,7 +236,8 @@ class Subject:
         """Both loops on the same images, and how near they come to the floor."""
         plan = self._plan
         method = numbers(plan.epochs, plan.batch, plan.settled_precision)
-        found = compare_loops(self.original, forgetting(self._data), method, plan.seed, plan.place, plan.repeats)
+        rest = (self.original, forgetting(self._data), method, plan.seed, plan.place, plan.repeats)
+        found = {**compare_loops(*rest), "late": late_layers(*rest)}
         if tflops is None:
             return {**found, "floor": None}
         floor = found["sample_passes"] * self._flops / (tflops * 1e12)

@@ -56,7 +56,7 @@ GoesOn = Annotated[
 ]
 Optimiser = Annotated[str | None, typer.Option(help="natural, sgd, adam or adamw.")]
 Reduction = Annotated[str | None, typer.Option(help="sum or mean over a batch.")]
-Demotion = Annotated[float | None, typer.Option(help="γ: push forgotten classes down among the unlikely, e.g. 0.03.")]
+Demotion = Annotated[float | None, typer.Option(help="γ: push forgotten classes down among the unlikely; 0: do not.")]
 Alpha = Annotated[float | None, typer.Option(help="α: weight of the KL to the target.")]
 Beta = Annotated[float | None, typer.Option(help="β: weight of the style loss; default: balanced.")]
 CertifiedHead = Annotated[bool, typer.Option("--certified-head", help="Train only a linear head, for (ε, δ) removal.")]

@@ -1,0 +1,209 @@
+"""The frozen front of a network: walked once, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
+
+import famr
+from famr import front, setting, unlearning
+from famr.data import Data
+from famr.edited import edited_names, only
+from famr.forget_loss import ForgetLoss
+from famr.front import Front, fits, frozen_front
+from famr.models.classifier import logits_of
+
+HERE = torch.device("cpu")
+SOME = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def timm_vit() -> nn.Module:
+    found: nn.Module = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=4, num_classes=10
+    )
+    return found
+
+
+def timm_resnet() -> nn.Module:
+    found: nn.Module = timm.create_model("resnet18", num_classes=10)
+    return found
+
+
+def torchvision_vit() -> nn.Module:
+    found: nn.Module = torchvision.models.VisionTransformer(
+        image_size=32, patch_size=8, num_layers=4, num_heads=3, hidden_dim=48, mlp_dim=96, num_classes=10
+    )
+    return found
+
+
+def hf_vit() -> nn.Module:
+    config = ViTConfig(
+        image_size=32,
+        patch_size=8,
+        hidden_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=3,
+        intermediate_size=96,
+        num_labels=10,
+    )
+    found: nn.Module = ViTForImageClassification(config)
+    return found
+
+
+class Remembering(nn.Module):
+    """Its last block is also told what the first one said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+        self.head = nn.Linear(3, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        first = self.blocks[0](images.mean(dim=(2, 3)))
+        said: Tensor = self.head(self.blocks[2](self.blocks[1](first)) + first)
+        return said
+
+
+def tried(module: nn.Module, share: float = 0.3, also: str | None = None) -> Front | None:
+    """The front of a network of which a share is edited, and one weight more."""
+    module.eval()
+    names = edited_names(module, lambda: module(SOME[:1]), share, head=False)
+
+    def logits(images: Tensor) -> Tensor:
+        return logits_of(module(images))
+
+    def beyond(found: Front) -> Callable[[Tensor], Tensor]:
+        def said(kept: Tensor) -> Tensor:
+            with found.behind(kept):
+                return logits(found.blank)
+
+        return said
+
+    with only(module, names if also is None else [*names, also]):
+        return frozen_front(module, logits, beyond, SOME)
+
+
+@pytest.mark.parametrize("make", [timm_vit, timm_resnet, torchvision_vit, hf_vit])
+def test_networks_of_every_library_answer_and_learn_the_same_behind_their_front(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = make()
+    found = tried(module)
+    assert found is not None
+    names = edited_names(module, lambda: module(SOME[:1]), 0.3, head=False)
+    with only(module, names):
+        slopes = []
+        for behind in (False, True):
+            module.zero_grad()
+            if behind:
+                with found.behind(found.walked(SOME)):
+                    said = logits_of(module(found.blank))
+            else:
+                said = logits_of(module(SOME))
+            said.square().sum().backward()  # type: ignore[no-untyped-call]
+            slopes.append([parameter.grad for parameter in module.parameters() if parameter.requires_grad])
+    assert slopes[0]
+    for plain, kept in zip(*slopes, strict=True):
+        assert plain is not None
+        torch.testing.assert_close(kept, plain, rtol=0, atol=0)
+    assert not any("forward" in vars(part) for part in module.modules())  # the network is as it was
+
+
+def test_a_network_whose_late_layers_read_early_ones_is_left_alone() -> None:
+    torch.manual_seed(0)
+    assert tried(Remembering()) is None
+
+
+def test_nothing_is_skipped_where_an_early_weight_may_change() -> None:
+    torch.manual_seed(0)
+    assert tried(timm_vit(), also="blocks.0.norm1.weight") is None
+    assert tried(timm_vit(), also="pos_embed") is None
+    assert tried(timm_vit(), share=1.0) is None
+
+
+def test_an_error_inside_leaves_the_network_whole() -> None:
+    torch.manual_seed(0)
+    module = timm_vit()
+    found = tried(module)
+    assert found is not None
+    with pytest.raises(RuntimeError), found.behind(torch.zeros(1, 2, 3)):
+        module(SOME)
+    with torch.no_grad():
+        assert module(SOME).shape == (3, 10)
+
+
+def test_what_would_take_too_much_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    found = tried(timm_vit())
+    assert found is not None
+    each = 4 * 17 * 48  # bytes of 16 patches and the class token
+    monkeypatch.setattr(front, "ROOM", 100 * each)
+    assert fits(found, 100, SOME)
+    assert not fits(found, 101, SOME)
+
+
+@pytest.fixture(scope="module")
+def knows_digits(digits: Data) -> famr.Classifier:
+    torch.manual_seed(0)
+    module = timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=48, depth=4, num_heads=3, num_classes=10
+    )
+    model = famr.Classifier(module, digits.labels, famr.Preprocessing(16, (16, 16), (0.5,) * 3, (0.5,) * 3))
+    training = famr.Training(epochs=4, batch_size=64, learning_rate=2e-3, compile=False)
+    return famr.fit(model, digits.train, training, seed=0, device="cpu").model
+
+
+@pytest.mark.parametrize("method", [famr.FAMR(strength=1e-3), famr.FAMR(strength=1e-3, function_strength=0.0)])
+def test_forgetting_ends_with_the_same_weights_and_walks_the_front_once(
+    knows_digits: famr.Classifier, digits: Data, method: famr.FAMR, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    walks: Counter[int] = Counter()
+    seen: list[int] = []
+    kind = type(knows_digits.module.get_submodule("blocks.0"))
+    own = kind.forward
+
+    def counted(block: nn.Module, hidden: Tensor, *rest: object) -> Tensor:
+        seen.append(len(hidden))
+        said: Tensor = own(block, hidden, *rest)
+        return said
+
+    monkeypatch.setattr(kind, "forward", counted)
+    ends = []
+    for epochs in (4, 8):
+        seen.clear()
+        result = famr.forget(
+            knows_digits, splits, replace(method, epochs=epochs), seed=1, device="cpu", track_retain=False
+        )
+        walks[epochs] = sum(seen)
+        ends.append(result)
+    edited = 2  # the fourth block, and the late half of the third
+    steps_and_looks = 4 * len(splits.forget) * 2 * edited
+    held = 4 * 2 * 128 * edited if method.function_strength is None else 0
+    assert walks[8] - walks[4] <= steps_and_looks + held + 4 * 256 * edited
+    monkeypatch.setattr(unlearning, "front_of", lambda *_: None)
+    seen.clear()
+    plain = famr.forget(knows_digits, splits, replace(method, epochs=8), seed=1, device="cpu", track_retain=False)
+    assert sum(seen) > 1.5 * walks[8]
+    for ours, theirs in zip(ends[1].module.parameters(), plain.module.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert ends[1].history[0].seconds > 0 == plain.history[0].seconds  # the walk is counted
+
+
+def test_a_loader_and_several_processes_go_without(knows_digits: famr.Classifier, digits: Data) -> None:
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    loss = ForgetLoss(knows_digits, replace(famr.FAMR.paper(), edited_share=0.3), torch.ones(10) / 10, HERE)
+    with only(knows_digits.module, ["blocks.3.mlp.fc2.weight"]):
+        assert setting.front_of(loss, splits.forget, None) is not None
+        held = replace(loss, method=replace(loss.method, function_strength=1.0, function_images=2))
+        assert setting.front_of(held, splits.forget, splits.retain) is not None
+        assert setting.front_of(held, splits.forget, [(SOME, torch.zeros(3))]) is None
+        assert setting.front_of(replace(loss, ranks=replace(loss.ranks, size=2)), splits.forget, None) is None
+    assert setting.front_of(replace(loss, method=famr.FAMR.paper()), splits.forget, None) is None
