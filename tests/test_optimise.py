@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1
+from famr import anchored_step
 from famr.batches import order
 from famr.errors import NumericsError, RequestError
 from famr.objective import target_kl, uniform_target
@@ -79,6 +80,24 @@ def test_the_loop_agrees_with_autograd_through_the_whole_objective(optimiser: st
     found = famr.forget(module, method=method, forget=batches(), device="cpu")
     torch.testing.assert_close(weights(found.module), weights(slow_loop(module, method)), rtol=1e-4, atol=1e-6)
     assert not torch.allclose(weights(found.module), weights(module), atol=1e-3)
+
+
+@pytest.mark.parametrize("most", [1, 100, 1 << 20])
+def test_the_plain_step_over_many_weights_is_that_over_one_after_the_other(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anchored_step, "GROUP", most)
+    draws = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (5,), (1,), (2, 2, 2), (6,)]
+    weights, original, slopes = ([torch.randn(shape, generator=draws) for shape in shapes] for _ in range(3))
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    for place, (parameter, slope) in enumerate(zip(parameters, slopes, strict=True)):
+        parameter.grad = None if place == 2 else slope.clone()  # a weight that the loss does not see
+    anchored_step.anchored_step(parameters, original, rate=0.3, strength=0.7)
+    for place, (parameter, weight, start, slope) in enumerate(zip(parameters, weights, original, slopes, strict=True)):
+        gradient = torch.zeros_like(slope) if place == 2 else slope
+        torch.testing.assert_close(parameter.detach(), weight - 0.3 * (gradient + 0.7 * (weight - start)))
+        assert parameter.grad is None or torch.equal(parameter.grad, slope)  # it is read, not changed
 
 
 def test_adamw_pulls_back_past_adams_scaling() -> None:

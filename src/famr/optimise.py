@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from famr.anchored_step import anchored_step, held_plainly
 from famr.anchors import FunctionAnchor, Held
 from famr.batches import Batch, Batches
 from famr.captured import Captured
@@ -74,6 +75,7 @@ def minimise(
     rate = torch.zeros((), device=device)
     optimiser = None if method.optimiser == "natural" else make_optimiser(parameters, method, rate)
     held = [anchor for anchor, _ in anchors if isinstance(anchor, FunctionAnchor)]
+    original = held_plainly(method, anchors) if ranks.size == 1 else None
     scarce = Scarce(module, held)
     module.eval()
 
@@ -82,7 +84,10 @@ def minimise(
             parameter.grad = None
         forget_loss = backward(loss, batch, scarce.parts, method)  # g_forget ← ∇L_forget(θ)
         ranks.add_up(parameters)
-        if optimiser is None:
+        if original is not None:  # the same as below, for many weights at once
+            scarce.about_to_move()
+            anchored_step(parameters, original, method.settled_rate, anchors[0].strength)
+        elif optimiser is None:
             natural_step(parameters, anchors, forget_loss, rate, scarce.about_to_move)
         else:
             if method.optimiser == "adamw":

@@ -1,0 +1,54 @@
+"""Speed: the plain step of Alg. 1 with the paper's anchor, over many weights at once.
+
+Layer by layer it is a handful of small operations for each of them, which keeps a GPU waiting. All at once it would
+need a second copy of the network, so that weights are taken in groups of a limited size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from famr.anchors import Held, L2Anchor
+from famr.method import FAMR
+
+GROUP = 64 << 20
+"""Bytes of weights that are taken at once; one larger weight is a group of its own."""
+
+
+def held_plainly(method: FAMR, anchors: Sequence[Held]) -> Sequence[Tensor] | None:
+    """θ₀, where a run takes the plain step and nothing but the ℓ₂ anchor holds it; else None."""
+    first = anchors[0].anchor
+    return first.original if method.optimiser == "sgd" and len(anchors) == 1 and isinstance(first, L2Anchor) else None
+
+
+@torch.no_grad()
+def anchored_step(parameters: Sequence[nn.Parameter], original: Sequence[Tensor], rate: float, strength: float) -> None:
+    """θ ← θ − η·(g + λ(θ − θ₀)), in place; a weight without a gradient is only pulled."""
+    for group in groups([parameter.nbytes for parameter in parameters]):
+        weights: list[Tensor] = list(parameters[group])
+        step = list(torch._foreach_sub(weights, list(original[group])))
+        torch._foreach_mul_(step, strength)
+        seen = [(pull, weight.grad) for pull, weight in zip(step, weights, strict=True) if weight.grad is not None]
+        if seen:
+            torch._foreach_add_([pull for pull, _ in seen], [slope for _, slope in seen])
+        torch._foreach_add_(weights, step, alpha=-rate)
+
+
+def groups(sizes: Sequence[int], most: int | None = None) -> Iterator[slice]:
+    """Runs of neighbours, as long as they may be.
+
+    >>> list(groups([3, 3, 3, 9, 1], most=6))
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
+    """
+    most = GROUP if most is None else most
+    first = total = 0
+    for place, size in enumerate(sizes):
+        if place > first and total + size > most:
+            yield slice(first, place)
+            first, total = place, 0
+        total += size
+    if first < len(sizes):
+        yield slice(first, len(sizes))
