@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,8 @@ KEPT = 256 << 20
 """Bytes of prepared images that a source keeps on a CPU."""
 SHARE = 4
 """A source is kept on a GPU where it takes no more than one part in so many of what is free there."""
+LITTLE_SHARE = 16
+"""The same for prepared images, which take more room and save less."""
 
 
 def order(count: int, seed: int | None) -> Tensor:
@@ -56,22 +59,16 @@ def image_batches(
 ) -> Batches:
     """Passes over stored images, prepared for a model; small images are brought to a GPU once.
 
-    On a CPU a few images stay prepared from the second pass on, for whoever goes over them: to resize them is a good
-    part of a step there.
+    A few images stay prepared from the second pass on, for whoever goes over them: on a CPU to resize them is a good
+    part of a step, and a small network on a GPU would wait for it.
     """
     held: list[Tensor | None] = []
     kept: list[Tensor] = []
     passes = count(1)
 
-    def one_pass(seed: int | None) -> Iterator[Batch]:
+    def prepared_anew(seed: int | None) -> Iterator[Batch]:
         if not held:
             held.append(resident(images, preprocessing, device))
-        if device.type == "cpu" and not kept:
-            kept.extend(_prepared(images, preprocessing, batch_size, again=next(passes) > 1))
-        if kept:
-            for positions in torch.split(order(len(images), seed), batch_size):
-                yield Batch(kept[0][ranks.share(positions)], images.targets[positions], positions)
-            return
         if held[0] is not None:
             targets = images.targets.to(device)
             places = order(len(images), seed).to(device)  # once a pass: to send them step by step is to wait each time
@@ -82,19 +79,33 @@ def image_batches(
         for pixels, labels, positions in pixel_batches(images, preprocessing, batch_size, device, seed, ranks):
             yield Batch(preprocessing.normalise(pixels), labels, positions)
 
+    def one_pass(seed: int | None) -> Iterator[Batch]:
+        if not kept and ranks.size == 1:
+            kept.extend(_prepared(images, preprocessing, prepared_anew, device, again=next(passes) > 1))
+        if not kept:
+            yield from prepared_anew(seed)
+            return
+        targets, places = images.targets.to(device), order(len(images), seed).to(device)
+        for positions in torch.split(places, batch_size):
+            yield Batch(kept[0][positions], targets[positions], positions)
+
     return one_pass
 
 
-def _prepared(images: Images, preprocessing: Preprocessing, batch_size: int, again: bool) -> list[Tensor]:
+def _prepared(
+    images: Images, preprocessing: Preprocessing, anew: Batches, device: torch.device, again: bool
+) -> list[Tensor]:
     """All of them as a network takes them, if they are kept, or few enough and gone over again; else nothing."""
-    found, (high, wide) = images.cache.prepared, preprocessing.crop
-    if found is not None and found[1] == preprocessing and torch.equal(found[0], images.rows):
+    found, shape = images.cache.prepared, (len(images), preprocessing.channels, *preprocessing.crop)
+    if found is not None and found[1] == (preprocessing, device) and torch.equal(found[0], images.rows):
         return [found[2]]
-    if not again or 4 * len(images) * preprocessing.channels * high * wide > KEPT:
+    room = torch.cuda.mem_get_info(device)[0] // LITTLE_SHARE if device.type == "cuda" else KEPT
+    if not again or 4 * math.prod(shape) > room:
         return []
-    every = pixel_batches(images, preprocessing, batch_size, torch.device("cpu"), None)
-    ready = torch.cat([preprocessing.normalise(pixels) for pixels, _, _ in every])
-    images.cache.prepared = (images.rows, preprocessing, ready)
+    ready = torch.empty(shape, device=device)
+    for batch in anew(None):
+        ready[batch.positions] = batch.images
+    images.cache.prepared = (images.rows, (preprocessing, device), ready)
     return [ready]
 
 
