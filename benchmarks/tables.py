@@ -133,6 +133,9 @@ def _setting(content: dict[str, Any]) -> str:
         + (f", style layer {method['style_layer']}, β balanced at the start" if method["style_layer"] else ""),
         f"- Machine: {machine['hardware']}, torch {machine['torch']}, timm {machine['timm']}, famr {machine['famr']}",
     ]
+    masked = [m for m in (cell.get("method", {}) for cell in content["cells"]) if m.get("target") == "masked"]
+    if masked and not any(m.get("demotion") for m in masked):
+        lines.append("- The default as it was before it pushed forgotten classes down among the unlikely (`demotion`)")
     return "\n".join(lines)
 
 

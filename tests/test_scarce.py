@@ -17,7 +17,7 @@ import famr
 from famr.errors import NumericsError
 from famr.half import halved
 from famr.lean import LeanBackward
-from famr.scarce import Scarce, blocks, in_halves, recomputed
+from famr.scarce import Scarce, blocks, in_halves, part_size, recomputed
 from famr.splits import Splits
 from small import ARCHITECTURE
 
@@ -208,3 +208,12 @@ def test_blocks_that_are_computed_twice_keep_less_and_give_the_same_gradient(way
     for one, other in zip(again, usual, strict=True):
         torch.testing.assert_close(one, other)
     assert not any("forward" in vars(part) for part in module.modules())
+
+
+@pytest.mark.parametrize(("free", "images"), [(1, 32), (9, 64), (500, 512)])
+def test_a_gpu_with_memory_to_spare_takes_more_images_at_a_time(
+    free: int, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free << 30, 500 << 30))
+    assert part_size(32, torch.device("cuda")) == images
+    assert part_size(32, torch.device("cpu")) == 32

@@ -23,6 +23,18 @@ from famr.errors import NumericsError, is_out_of_memory
 from famr.half import Standing, standing, weights_standing
 from famr.lean import LeanBackward
 
+MEMORY_OF_A_PART = 4 << 30
+"""Bytes that first or second derivatives of a few dozen images may take; far more than a small network needs."""
+LARGER = 16
+
+
+def part_size(few: int, device: torch.device) -> int:
+    """Images at a time: a few, and more where there is memory, as a small network keeps a GPU waiting."""
+    if device.type != "cuda":
+        return few
+    free, _total = torch.cuda.mem_get_info(device)
+    return int(few * min(LARGER, max(1, free // MEMORY_OF_A_PART)))
+
 
 def cut(batch: Batch, parts: int) -> list[tuple[Batch, float]]:
     """A batch in so many parts, as equal as can be, each with its share of the images.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from famr.batches import Batch
 from famr.finite import Sums
+from famr.scarce import part_size
 
 MICRO_BATCH = 32
 GRADIENT_NUMBERS = 2**27
@@ -77,7 +78,8 @@ def fisher_diagonal(
     sums = Sums()
     if not names:
         return [total[name] for name in every]
-    at_once = max(1, min(MICRO_BATCH, GRADIENT_NUMBERS // sum(tensor.numel() for tensor in weights.values())))
+    few = part_size(MICRO_BATCH, next(module.parameters()).device)
+    at_once = max(1, min(few, GRADIENT_NUMBERS // sum(tensor.numel() for tensor in weights.values())))
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the kernel that vmap knows
         for batch in batches:
             for images in torch.split(batch.images, at_once):

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from famr.anchors.fisher import draw_labels
 from famr.batches import Batch
 from famr.finite import Sums
+from famr.scarce import part_size
 
 MICRO_BATCH = 64
 LARGEST = 4096
@@ -118,7 +119,7 @@ def kfac_factors(
     sums = Sums()
     try:
         for batch in batches:
-            for images in torch.split(batch.images, MICRO_BATCH):
+            for images in torch.split(batch.images, part_size(MICRO_BATCH, batch.images.device)):
                 used.clear()
                 log_p = torch.log_softmax(logits(module(images)), dim=-1)
                 uniform = torch.rand(len(images), generator=generator).to(log_p)

@@ -16,10 +16,11 @@ from famr.certificates.claims import Assumption, Claim, bounded
 from famr.certificates.conjugate_gradient import Solution, solve_damped
 from famr.certificates.curvature import flat, gauss_newton_product, gradient, shaped
 from famr.certificates.lipschitz import local_lipschitz
-from famr.certificates.resting import in_parts, part_size
+from famr.certificates.resting import MICRO_BATCH, in_parts
 from famr.errors import CheckpointError
 from famr.models import Classifier
 from famr.models.classifier import logits_of
+from famr.scarce import part_size
 
 DAMPING = 0.01
 """For each retained image: added to the mean curvature of the retained loss."""
@@ -46,7 +47,7 @@ def influence_step(
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in retain(None):
-            for part in in_parts(batch, part_size(batch.images.device)):
+            for part in in_parts(batch, part_size(MICRO_BATCH, batch.images.device)):
                 said = logits(part.images)
                 yield said, F.cross_entropy(said, part.labels, reduction="sum") * (retain_count / seen)
 
@@ -75,7 +76,7 @@ def sketched_influence_step(
 
 def _losses(logits: Callable[[Tensor], Tensor], batches: Batches) -> Iterator[Tensor]:
     for batch in batches(None):
-        for part in in_parts(batch, part_size(batch.images.device)):
+        for part in in_parts(batch, part_size(MICRO_BATCH, batch.images.device)):
             yield F.cross_entropy(logits(part.images), part.labels, reduction="sum")
 
 

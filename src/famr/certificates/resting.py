@@ -21,10 +21,9 @@ from famr.certificates.curvature import Product, flat, gradient, hessian_product
 from famr.forget_loss import ForgetLoss, Passes
 from famr.metrics.forgetting import kl_divergence
 from famr.objective import combine
+from famr.scarce import part_size
 
 MICRO_BATCH = 32
-MEMORY_OF_A_PART = 4 << 30
-"""Bytes that second derivatives of so many images may take; far more than a small network needs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +51,7 @@ class RestingObjective:
         method = self.loss.method
         count = sum(len(batch.labels) for batch in self.passes.forget(None)) if method.reduction == "mean" else 1
         for batch in self.passes.forget(None):
-            for part in in_parts(batch, part_size(batch.images.device)):
+            for part in in_parts(batch, part_size(MICRO_BATCH, batch.images.device)):
                 _, kl, style = self.loss.per_image(part)
                 styles = None if style is None else style.sum()
                 yield combine(kl.sum(), styles, method.alpha, method.beta or 0.0) / count
@@ -62,7 +61,7 @@ class RestingObjective:
         yield from self.forget_pieces()
         if self.held is not None:
             for batch, original, count in self.held.remembered():
-                size = part_size(original.device)
+                size = part_size(MICRO_BATCH, original.device)
                 for part, said in zip(in_parts(batch, size), torch.split(original, size), strict=True):
                     divergence = kl_divergence(said, self.loss.logits(part.images))
                     yield self.held_strength * divergence.sum() / count
@@ -109,11 +108,3 @@ def in_parts(batch: Batch, size: int) -> Iterator[Batch]:
     """A batch in parts small enough for second derivatives."""
     parts = (torch.split(each, size) for each in batch)
     return (Batch(*part) for part in zip(*parts, strict=True))
-
-
-def part_size(device: torch.device) -> int:
-    """Images of a part: more where there is memory, as a small network keeps a GPU waiting."""
-    if device.type != "cuda":
-        return MICRO_BATCH
-    free, _total = torch.cuda.mem_get_info(device)
-    return int(MICRO_BATCH * min(16, max(1, free // MEMORY_OF_A_PART)))
