@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import famr
-from alternative_cases import NAMES, TRAINING, LookedError, cases, start, stepping, unseen
+from alternative_cases import NAMES, TRAINING, LookedError, Peek, cases, start, stepping, unseen
 from famr.alternatives import (
     Alternative,
     BoundaryShrink,
@@ -21,13 +23,17 @@ from famr.alternatives import (
     GradientAscent,
     LabelAnnealing,
     Outcome,
+    Scrub,
     SisaRemoval,
     Steps,
+    compiling,
     every_method,
 )
+from famr.alternatives.work import Work
 from famr.data import Data
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import ModelScores, answers_to, compare_answers
+from famr.train import COMPILE_FROM_STEPS
 
 CPU = torch.device("cpu")
 TRAINS_NORMALISATION = {"retrain", "fine-tune", "ℓ₁-sparse"}
@@ -213,8 +219,9 @@ def test_sisa_without_an_ensemble_says_what_it_needs(known: famr.Classifier, wit
 
 def test_a_loss_that_explodes_is_an_error(known: famr.Classifier, without_three: famr.Splits) -> None:
     wild = stepping(GradientAscent(), learning_rate=1e30)
-    with pytest.raises(NumericsError, match="finite"):
+    with pytest.raises(NumericsError, match="of gradient ascent is no longer a finite") as caught:
         wild.unlearn(known, without_three, device="cpu")
+    assert "Lower its learning rate, now 1e+30" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize(
@@ -223,3 +230,105 @@ def test_a_loss_that_explodes_is_an_error(known: famr.Classifier, without_three:
 def test_impossible_numbers_fail_when_they_are_given(numbers: dict[str, float]) -> None:
     with pytest.raises(RequestError, match="must be"):
         Steps(**{"epochs": 1, "learning_rate": 0.1, **numbers})  # type: ignore[arg-type]
+
+
+# compiled steps
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, bool]]:
+    """Calls of networks that `torch.compile` gave out: which, how many images, whether for gradients.
+
+    The first call of each takes a thousand seconds.
+    """
+    calls: list[tuple[int, int, bool]] = []
+    given: list[nn.Module] = []
+    clock, late = time.perf_counter, [0.0]
+
+    class Slow(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self._orig_mod, self.number = module, len(given)
+
+        def forward(self, images: torch.Tensor) -> Any:
+            late[0] += 0.0 if self.number in {number for number, _, _ in calls} else 1000.0
+            calls.append((self.number, len(images), torch.is_grad_enabled()))
+            return self._orig_mod(images)
+
+    def compile_(module: nn.Module, **how: Any) -> nn.Module:
+        assert how == {"dynamic": False}
+        assert module not in given
+        given.append(module)
+        return Slow(module)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(compiling, "REFUSED", set())
+    return calls
+
+
+@pytest.mark.parametrize("name", ["fine-tune", "NegGrad+", "SCRUB", "SSD", "Forsaken"])
+def test_compiled_steps_change_nothing_but_the_speed(
+    name: str,
+    known: famr.Classifier,
+    methods: dict[str, Alternative],
+    outcomes: dict[str, tuple[Outcome, str]],
+    without_three: famr.Splits,
+    compiled: list[tuple[int, int, bool]],
+) -> None:
+    method: Any = methods[name]
+    plain = outcomes[name][0]
+    assert "compiled" not in plain.facts  # on a CPU nobody does unasked
+    quick = replace(method, compile=True) if name == "SSD" else stepping(method, compile=True)
+    outcome = quick.unlearn(known, without_three, seed=3, device="cpu")
+    assert outcome.facts["compiled"] is True
+    networks = {(number, gradients) for number, _, gradients in compiled}
+    assert sorted(networks) == ([(1, False), (2, True)] if name == "SCRUB" else [(1, True)])  # a teacher, a student
+    assert {images for _, images, _ in compiled} == {{"NegGrad+": 64 + 16, "SSD": 32}.get(name, 64)}
+    assert outcome.seconds < 1000  # what was compiled serves all runs, and is not this one's
+    assert outcome.image_passes == plain.image_passes
+    assert all(parameter.grad is None for parameter in outcome.model.module.parameters())
+    states = (outcome.model.module.state_dict(), plain.model.module.state_dict())
+    assert states[0].keys() == states[1].keys()
+    for weight in states[0]:
+        torch.testing.assert_close(states[0][weight], states[1][weight])
+
+
+def test_a_network_that_cannot_be_compiled_is_told_once_and_used_as_it_is(
+    known: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def broken(module: nn.Module, **_how: Any) -> nn.Module:
+        tried.append(1)
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(compiling, "REFUSED", set())
+    method = stepping(Scrub(), epochs=1, batch_size=64, compile=True)
+    with pytest.warns(UserWarning, match="cannot be compiled") as told:
+        outcome = method.unlearn(known, without_three, device="cpu")
+    again = method.unlearn(known, without_three, device="cpu")  # a warning is an error here
+    assert len(told) == len(tried) == 1
+    assert outcome.facts["compiled"] is again.facts["compiled"] is False
+    slow = stepping(method, compile=None).unlearn(known, without_three, device="cpu")
+    assert slow.model.digest() == outcome.model.digest() == again.model.digest()
+
+
+def test_steps_of_one_run_are_compiled_on_a_gpu_where_there_are_enough(
+    known: famr.Classifier, without_three: famr.Splits
+) -> None:
+    found: dict[tuple[str, int, bool | None], bool] = {}
+
+    def ask(work: Work) -> None:
+        for place in ("cpu", "cuda"):
+            for steps in (COMPILE_FROM_STEPS - 1, COMPILE_FROM_STEPS):
+                for asked in (None, True, False):
+                    there = replace(work, device=torch.device(place), compiled=None)
+                    there.compile(64, steps, asked)
+                    found[place, steps, asked] = there.compiled is not None
+
+    Peek(ask).unlearn(known, without_three, device="cpu")
+    unasked = [key for key, does in found.items() if key[2] is None and does]
+    assert unasked == [("cuda", COMPILE_FROM_STEPS, None)]
+    assert all(found[key] == key[2] for key in found if key[2] is not None)

@@ -15,9 +15,9 @@ from scipy import stats
 
 import famr
 from alternative_cases import Peek, start, stepping
-from famr.alternatives import BoundaryShrink, Delete, FineTune, Ours, Retrain, SisaRemoval
+from famr.alternatives import SSD, BoundaryShrink, Delete, FineTune, Ours, Retrain, SisaRemoval
 from famr.alternatives.work import Work
-from famr.bench import running
+from famr.bench import looks, running
 from famr.bench.contenders import Contender, contenders_called, every_contender, file_stem, slug
 from famr.bench.looks import GAPS, apart
 from famr.bench.records import Key, Records
@@ -169,6 +169,22 @@ def test_methods_never_see_an_image_that_is_scored(without_three: famr.Splits) -
     assert scored.test is not None
     assert not {*seen.test.ids} & {*scored.test.ids}
     assert seen.forget_test is None
+
+
+def test_a_trial_is_scored_on_fewer_retained_and_held_out_images(
+    without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "TUNING_SCORED", 50)
+    model, cpu = start(0), torch.device("cpu")
+    few, all_ = (
+        looks.look(model, looks.Views.of(without_three, model.prepared_by(), cpu, tuning), cpu, "fp32")
+        for tuning in (True, False)
+    )
+    assert without_three.retain is not None
+    assert without_three.test is not None
+    assert (len(few.retain.correct), len(few.test.correct)) == (50, 50)
+    assert (len(all_.retain.correct), len(all_.test.correct)) == (len(without_three.retain), len(without_three.test))
+    assert torch.equal(few.forget.logits, all_.forget.logits)
 
 
 # a bench
@@ -350,11 +366,60 @@ def test_what_a_process_does_once_is_done_before_anything_is_timed(
         fitted.append((training.epochs * len(images), training.compile))
         return fit(model, images, training, **named)
 
+    looked: list[int] = []
+    collect = running.collect
+
+    def seen(*given: Any) -> Any:
+        looked.append(len(fitted))
+        return collect(*given)
+
     monkeypatch.setattr(running, "fit", noted)
+    monkeypatch.setattr(running, "collect", seen)
     work.warm_up()
     assert fitted == [(64, False), (64, True)]  # one step each
+    assert looked == [0]  # a look comes first: it sets what compiled networks depend on
+    fitted.clear()
+    work.warm_up(trains=False)  # all originals and references are there
+    assert fitted == [(64, False)]
     assert compiled == [1]
     assert not bench.compiles  # on a CPU nobody does unasked
+
+
+def test_steps_are_compiled_where_all_runs_of_a_bench_together_pay(
+    digits: Data, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choice(method: Any, **changes: Any) -> bool | None:
+        contender = Contender(method.name, method)
+        bench = bench_of(digits, contender, **changes)
+        found: Any = bench.prepared(contender, method, bench.tasks[0], without_three)
+        return found.compile if isinstance(found, SSD) else found.steps.compile  # type: ignore[no-any-return]
+
+    one = stepping(FineTune(), epochs=1, batch_size=64)  # 20 steps a run
+    many = {"seeds": tuple(range(25))}
+    assert choice(one, **many) is None  # on a CPU nobody does unasked
+    monkeypatch.setattr(Bench, "place", torch.device("cuda"))
+    assert choice(one, **many) is True
+    assert choice(one, seeds=tuple(range(24))) is None
+    assert choice(one, seeds=tuple(range(19)), trials=6, tuning=(request_task(famr.Request(classes=["5"])),)) is True
+    both = (request_task(famr.Request(classes=["3"])), samples_task(digits, 0.1))
+    assert choice(one, seeds=tuple(range(24)), tasks=both) is None  # each kind for itself
+    assert choice(stepping(Delete(), epochs=1, batch_size=64), **many) is None  # two steps over the forget set
+    assert choice(SSD(batch_size=64), **many) is True
+    assert choice(stepping(one, compile=False), **many) is False
+
+
+def test_what_is_said_of_training_holds_for_the_steps_of_methods(
+    digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda module, **_how: module)
+    compiled = replace(TRAINING, epochs=1, compile=True)
+    bench = replace(bench_of(digits, quick(FineTune()), quick(Delete())), training=compiled)
+    content = run_bench(bench, tmp_path / "out", lambda _line: None)
+    assert [cell["facts"]["compiled"] for cell in content["cells"]] == [True, True]
+    assert [cell["numbers"]["steps"]["compile"] for cell in content["cells"]] == [True, True]
+    assert run_bench(bench, tmp_path / "out", lambda _line: None) == content
+    more = replace(bench, seeds=(0, 1), training=compiled)
+    assert len(run_bench(more, tmp_path / "out", lambda _line: None)["cells"]) == 4
 
 
 def test_epochs_over_retained_images_can_be_limited_for_all_methods_alike(digits: Data, tmp_path: Path) -> None:

@@ -196,10 +196,13 @@ def test_one_command_a_table_and_one_a_figure(run: Callable[..., Any], tmp_path:
     assert "the paper's own" in made.out
     assert "digits stands in" in (out / "table-1.md").read_text(encoding="utf-8")
     assert "</table>" in (out / "table-1.html").read_text(encoding="utf-8")
-    more = run(
-        *command, "--table", 1, *sized[:-3], "L", "--class", "3", *training, "--no-retrained"
-    )  # another size joins
+    large = ["--table", 1, *sized[:-3], "L", "--class", "3", *training, "--no-retrained"]
+    alone = run(*command, *large, "--no-default")  # another size joins
+    assert alone.code == 0, alone.err
+    assert "default: no figures" in alone.out
+    more = run(*command, *large)
     assert more.code == 0, more.err
+    assert "no figures" not in more.out
     assert "not available" in more.out
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert {each["size"] for each in content["cells"] if each["retrained"] is None} == {"ViT-L"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from famr.devices import repeatable
+from famr.devices import quick_products, repeatable
 
 
 def state() -> tuple[object, ...]:
@@ -40,3 +40,17 @@ def test_the_callers_state_comes_back_even_after_an_error(thrifty: bool) -> None
         assert state() == before
     finally:
         torch.backends.cuda.enable_mem_efficient_sdp(usual)
+
+
+@pytest.mark.parametrize("precision", ["none", "ieee", "tf32"])
+def test_quick_products_leave_the_precision_as_it_was_to_the_letter(precision: str) -> None:
+    """A compiled network asks for more than the name of the precision, and is compiled anew where it differs."""
+    backend = torch.backends.cuda.matmul
+    before = backend.fp32_precision
+    try:
+        backend.fp32_precision = precision
+        with quick_products():
+            assert backend.fp32_precision == "tf32"
+        assert backend.fp32_precision == precision
+    finally:
+        backend.fp32_precision = before

@@ -40,12 +40,20 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 @contextmanager
 def quick_products() -> Iterator[None]:
     """On CUDA, fp32 matrix products by tensor cores, which round what is multiplied to 10 bits, as cuDNN's do."""
-    before = torch.get_float32_matmul_precision()
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # somebody has chosen for one backend and not for another: so it stays
+        yield
+        return
+    named = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    each = [backend.fp32_precision for backend in named]  # "highest" is more than one state of these
     torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        for backend, own in zip(named, each, strict=True):
+            backend.fp32_precision = own
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -187,24 +188,44 @@ class Meter:
         self._device = device
         self._start = 0.0
         self._end: float | None = None
+        self._aside = 0.0
         self.peak_memory: int | None = None
 
     def __enter__(self) -> Self:
+        self._start = self._now()
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-        self._start = time.perf_counter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            self.peak_memory = torch.cuda.max_memory_allocated(self._device)
-        self._end = time.perf_counter()
+        self._end = self._now()
+        self._note_memory()
 
     @property
     def seconds(self) -> float:
         """So far, or in all once it has ended."""
-        return (time.perf_counter() if self._end is None else self._end) - self._start
+        return (time.perf_counter() if self._end is None else self._end) - self._start - self._aside
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside does not count: compiling, which a process does once for all its runs."""
+        begin = self._now()
+        self._note_memory()
+        try:
+            yield
+        finally:
+            self._aside += self._now() - begin
+            if self._device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _note_memory(self) -> None:
+        if self._device.type == "cuda":
+            self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(self._device))
+
+    def _now(self) -> float:
+        """The clock, when the GPU has done all that it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()

@@ -42,8 +42,8 @@ class Delete(WeightChange):
 
     def trials(self) -> Iterator[Self]:
         """Six learning rates."""
-        for rate in (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2):
-            yield replace(self, steps=replace(self.steps, learning_rate=rate))
+        for steps in self.steps.at((1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)):
+            yield replace(self, steps=steps)
 
     def change(self, work: Work) -> None:
         """Passes over the forget set."""

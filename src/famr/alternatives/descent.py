@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -18,6 +18,8 @@ from famr.optimise import trainable
 
 Stepper = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "constant"]
+RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+"""Learning rates to try of SGD on batches of all classes."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Steps:
     """`cosine` falls to zero at the last step. The papers rarely name one; this keeps more than a constant rate."""
     augmentation: Augmentation | None = None
     """Random views of the images, as the original was trained with; None: the images as they are."""
+    compile: bool | None = None
+    """None: on CUDA, where there are enough steps for it to pay."""
 
     def __post_init__(self) -> None:
         for name, holds, must in (
@@ -48,6 +52,10 @@ class Steps:
         ):
             if not holds:
                 raise RequestError(f"`{name}` must be {must}, got {getattr(self, name)!r}.", where="Steps")
+
+    def at(self, rates: Iterable[float]) -> Iterator[Steps]:
+        """The same at other learning rates."""
+        return (replace(self, learning_rate=rate) for rate in rates)
 
 
 def rate_factor(step: int, count: int, schedule: Schedule) -> float:
@@ -69,11 +77,14 @@ class Descent:
         count: int,
         parameters: Sequence[Tensor] | None = None,
         after: Callable[[], None] | None = None,
+        at_once: int | None = None,
     ) -> None:
+        """`at_once`: images that go through the network together, where that is not the batch size."""
         self._work, self._steps, self._count = work, steps, count
         self._parameters = list(trainable(work.model.module) if parameters is None else parameters)
         self._after = after
         self._losses: list[Tensor] = []
+        work.compile(at_once or steps.batch_size, count, steps.compile)
         self.taken = 0
         self.slowed = 1.0
         """A factor on the learning rate, for methods with a schedule of their own."""
@@ -105,8 +116,9 @@ class Descent:
         self._losses.clear()
         if not math.isfinite(mean) or not all(bool(torch.isfinite(p).all()) for p in self._parameters):
             raise NumericsError(
-                "The loss or a weight is no longer a finite number.",
+                f"The loss or a weight of {self._work.method} is no longer a finite number.",
                 where=f"{phase}, step {self.taken}",
-                fix="Lower the learning rate. The original is unchanged.",
+                fix=f"Lower its learning rate, now {self._steps.learning_rate:g}, or use fp32. "
+                "The original is unchanged.",
             )
         self._work.history.append(Row(phase, self.taken, mean, self._work.meter.seconds))

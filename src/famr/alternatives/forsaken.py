@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from famr.alternatives.descent import Descent, Steps
 from famr.alternatives.work import WeightChange, Work
-from famr.devices import autocast
 from famr.errors import RequestError
 from famr.evaluation import Answers
 from famr.models import Classifier
-from famr.models.classifier import logits_of
-from famr.objective import at_least_float32, target_kl
+from famr.objective import target_kl
 from famr.request import Kind
 from famr.splits import Splits
 
@@ -93,10 +91,7 @@ class Forsaken(WeightChange):
         descent = Descent(work, steps, steps.epochs * work.steps_of_forget(steps.batch_size), parameters=values)
         for epoch in range(1, steps.epochs + 1):
             for batch in work.forget(steps.batch_size, epoch, steps.augmentation):
-                work.image_passes += len(batch.images)
-                with autocast(work.device, work.precision):
-                    output = torch.func.functional_call(module, masked(start, masks), (batch.images,))
-                    logits = at_least_float32(logits_of(output))
+                logits = work.logits(batch.images, weights=masked(start, masks))
                 wanted = target[batch.positions.to(work.device)]
                 descent.step(forsaken_loss(logits, wanted, values, self.penalty))
             descent.end_of(f"epoch {epoch}")

@@ -52,10 +52,11 @@ class NegGradPlus(WeightChange):
     def change(self, work: Work) -> None:
         """Passes over the retained images, each batch with some of the forget set."""
         steps = self.steps
-        descent = Descent(work, steps, steps.epochs * work.steps_of_retain(steps.batch_size))
         part = max(1, steps.batch_size // FORGET_PART)
+        count = steps.epochs * work.steps_of_retain(steps.batch_size)
+        descent = Descent(work, steps, count, at_once=part + steps.batch_size)
         for epoch in range(1, steps.epochs + 1):
             for forget, retain in work.both(part, steps.batch_size, epoch, steps.augmentation):
-                said = work.logits(retain.images), retain.labels, work.logits(forget.images), forget.labels
-                descent.step(neg_grad_plus_loss(*said, self.alpha))
+                kept, gone = work.logits_of_both(retain.images, forget.images)
+                descent.step(neg_grad_plus_loss(kept, retain.labels, gone, forget.labels, self.alpha))
             descent.end_of(f"epoch {epoch}")

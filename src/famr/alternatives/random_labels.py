@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.alternatives.descent import Descent, Steps
+from famr.alternatives.descent import RATES, Descent, Steps
 from famr.alternatives.work import WeightChange, Work
 from famr.errors import RequestError
 
@@ -61,8 +61,8 @@ class RandomLabels(WeightChange):
 
     def trials(self) -> Iterator[Self]:
         """Six learning rates."""
-        for rate in (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1):
-            yield replace(self, steps=replace(self.steps, learning_rate=rate))
+        for steps in self.steps.at(RATES):
+            yield replace(self, steps=steps)
 
     def change(self, work: Work) -> None:
         """Passes over both sets."""

@@ -80,12 +80,13 @@ class SalUn(WeightChange):
             for parameter, mask, before in zip(parameters, masks, start, strict=True):
                 parameter.copy_(torch.where(mask, parameter, before))
 
-        descent = Descent(work, steps, steps.epochs * work.steps_of_retain(size), after=keep_the_others)
+        part, count = max(1, size // FORGET_PART), steps.epochs * work.steps_of_retain(size)
+        descent = Descent(work, steps, count, after=keep_the_others, at_once=part + size)
         for epoch in range(1, steps.epochs + 1):
-            for forget, retain in work.both(max(1, size // FORGET_PART), size, epoch, steps.augmentation):
+            for forget, retain in work.both(part, size, epoch, steps.augmentation):
                 wrong = drawn[forget.positions.to(work.device)]
-                said = work.logits(forget.images), wrong, work.logits(retain.images), retain.labels
-                descent.step(salun_loss(*said, self.alpha))
+                kept, gone = work.logits_of_both(retain.images, forget.images)
+                descent.step(salun_loss(gone, wrong, kept, retain.labels, self.alpha))
             descent.end_of(f"epoch {epoch}")
 
 

@@ -32,16 +32,18 @@ class SSD(WeightChange):
     """θᵢ ← min(λ·I_D,ᵢ/I_f,ᵢ, 1)·θᵢ where I_f,ᵢ > α·I_D,ᵢ; I the squared gradients of the loss [Foster et al. 2024].
 
     α = 10, λ = 1. I is the mean of the squared gradient of batches, not of single images, so it depends on
-    `batch_size`. I_D is over all training images in mixed batches; with single images I_D could not fall below
-    |D_f|/|D|·I_f, and α = 10 would select nothing of a class that is a tenth of the data. The paper stores I_D once
-    after training; here its pass is counted. BatchNorm stays as it is.
+    `batch_size`, which is ours. I_D is over all training images in mixed batches; with single images I_D could not
+    fall below |D_f|/|D|·I_f, and α = 10 would select nothing of a class that is a tenth of the data. The paper stores
+    I_D once after training; here its pass is counted. BatchNorm stays as it is.
     """
 
     alpha: float = 10.0
     """Which weights: those so many times as important to the forget set."""
     lam: float = 1.0
     """How much is left of them."""
-    batch_size: int = 64
+    batch_size: int = 256
+    compile: bool | None = None
+    """None: on CUDA, where there are enough batches for it to pay."""
 
     name: ClassVar[str] = "SSD"
     paper: ClassVar[str] = "Foster et al. 2024"
@@ -70,6 +72,7 @@ class SSD(WeightChange):
     def importances(self, work: Work) -> tuple[list[Tensor], list[Tensor]]:
         """I_f and I_D, one tensor a parameter."""
         part = work.share_of_forget(self.batch_size)
+        work.compile(self.batch_size, work.steps_of_retain(self.batch_size), self.compile)
         mixed = work.both(part, max(1, self.batch_size - part), epoch=0)
         own = work.in_order(work.splits.forget, self.batch_size)
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from famr.alternatives.alternative import Alternative, Made, Meter, Row
+from famr.alternatives.compiling import Compiled, answer
 from famr.augmentation import Augmentation, augment
 from famr.batches import EVALUATION_BATCH, Batch, order, pixel_batches, resident
 from famr.data import Images
@@ -21,6 +22,7 @@ from famr.models import Classifier
 from famr.objective import at_least_float32
 from famr.optimise import epoch_seed
 from famr.splits import Splits
+from famr.train import COMPILE_FROM_STEPS
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,7 @@ class Shelf:
 class Work:
     """The copy that is changed, passes over the forget and the retained images, and what was used so far."""
 
+    method: str
     model: Classifier
     splits: Splits
     device: torch.device
@@ -51,12 +54,37 @@ class Work:
     image_passes: int = 0
     history: list[Row] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    compiled: Compiled | None = None
 
-    def logits(self, images: Tensor, model: Classifier | None = None) -> Tensor:
-        """Answers of the copy, or of another model, in the precision of the run; logits themselves in float32."""
+    def logits(
+        self, images: Tensor, model: Classifier | None = None, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Answers of the copy, or of another model, in the precision of the run; logits themselves in float32.
+
+        `weights` are used instead of its own, by their names.
+        """
         self.image_passes += len(images)
+        asked = model or self.model
         with autocast(self.device, self.precision):
-            return at_least_float32((model or self.model).logits(images))
+            if self.compiled is not None:
+                asked = self.compiled.of(asked, images, weights)
+            return at_least_float32(answer(asked, images, weights))
+
+    def logits_of_both(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Answers of the copy on two batches: on a GPU in one go, as it is kept waiting by each call.
+
+        For a network in evaluation mode, where no image sees its neighbours.
+        """
+        if self.compiled is None and self.device.type != "cuda":
+            return self.logits(first), self.logits(second)
+        said = self.logits(torch.cat([first, second]))
+        return said[: len(first)], said[len(first) :]
+
+    def compile(self, size: int, steps: int, asked: bool | None) -> None:
+        """From now on batches of this size go through compiled networks; if nobody says, where so many steps pay."""
+        pays = self.device.type == "cuda" and steps >= COMPILE_FROM_STEPS
+        if asked or (asked is None and pays):
+            self.compiled = Compiled(size, self.meter, self.facts)
 
     def frozen(self) -> Classifier:
         """The model as it is now, in evaluation mode and without gradients."""
@@ -172,7 +200,7 @@ class WeightChange(Alternative):
         classes = copy.class_count()
         assert classes is not None  # it is known how to feed the network, so it could be asked
         with Meter(device) as meter:
-            work = Work(copy, splits, device, precision, seed, classes, meter, forget, retain, views)
+            work = Work(self.name, copy, splits, device, precision, seed, classes, meter, forget, retain, views)
             self.change(work)
         copy.module.eval().zero_grad()
         copy.module.to(home)

@@ -26,6 +26,8 @@ SHOWN_TO_METHODS = 5
 RETAINED_SCORED = 10_000
 MIA_IMAGES = 2000
 """Members and non-members that the membership attack learns from, at most so many of each."""
+TUNING_SCORED = MIA_IMAGES
+"""Retained and held-out images that a trial of a method is scored on, at most so many of each."""
 GAPS = ("forget_accuracy", "retained_accuracy", "retain_accuracy", "mia_efficacy")
 """Avg. Gap is the mean over these: forget set, retained training images, held-out images, membership attack."""
 
@@ -76,19 +78,20 @@ class Views:
     forget_test: Batches | None
 
     @classmethod
-    def of(cls, scored: Splits, preprocessing: Preprocessing, device: torch.device) -> Views:
-        """The same images for every model; of very many retained ones a fixed draw."""
+    def of(cls, scored: Splits, preprocessing: Preprocessing, device: torch.device, tuning: bool = False) -> Views:
+        """The same images for every model: of very many retained ones a draw, for tuning of held-out ones too."""
 
-        def passes(images: Images) -> Batches:
-            return looks(images, preprocessing, device)
+        def passes(images: Images, most: int | None = None) -> Batches:
+            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+            drawn = images if most is None else images.take(order[:most].sort().values)
+            return looks(drawn, preprocessing, device)
 
         assert scored.retain is not None
         assert scored.test is not None
-        some = torch.randperm(len(scored.retain), generator=torch.Generator().manual_seed(0))[:RETAINED_SCORED]
         return cls(
             passes(scored.forget),
-            passes(scored.retain.take(some.sort().values)),
-            passes(scored.test),
+            passes(scored.retain, TUNING_SCORED if tuning else RETAINED_SCORED),
+            passes(scored.test, TUNING_SCORED if tuning else None),
             None if scored.forget_test is None else passes(scored.forget_test),
         )
 

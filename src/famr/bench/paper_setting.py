@@ -12,8 +12,7 @@ from typing import Any
 
 from famr.alternatives import Ours
 from famr.bench.contenders import PAPER, Contender, slug
-from famr.bench.records import Records, as_json, write_whole
-from famr.bench.running import results
+from famr.bench.records import Records, as_json, results, write_whole
 from famr.errors import RequestError
 from famr.method import FAMR
 

@@ -120,6 +120,15 @@ class Records:
         return self.folder / part / f"{file_stem(*names)}.json"
 
 
+def results(records: Records) -> dict[str, Any]:
+    """All that a folder holds, as one object: planned cells in their order, a missing one as a key alone."""
+    cells = []
+    for method, task, seed in records.content["planned"]:
+        key = Key(method, task, seed)
+        cells.append(records.get("cells", key) or {"method": method, "task": task, "seed": seed, "missing": True})
+    return {"benchmark": "methods", **records.content, "tuning": records.all("tuning"), "cells": cells}
+
+
 def read_record(file: Path) -> dict[str, Any]:
     """A file of the bench; one that is damaged is an error."""
     try:

@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 import torch
 
 from famr.alternatives import Alternative, Retrain, SisaRemoval
+from famr.batches import looks
 from famr.bench.cells import Case, in_a_line
 from famr.bench.contenders import Contender, file_stem
-from famr.bench.looks import Views, apart, look
-from famr.bench.records import Key, Records, as_json, write_whole
+from famr.bench.looks import TUNING_SCORED, Views, apart, look
+from famr.bench.records import Key, Records, as_json, results, write_whole
 from famr.bench.references import Reference
 from famr.bench.setting import Bench, require_served, splits_of
 from famr.bench.spreading import Spread, spread
 from famr.bench.tables import results_page
 from famr.bench.tasks import Task, tuned_on
 from famr.bench.tuning import best_trial, within
+from famr.evaluation import collect, placed
 from famr.models import Classifier
 from famr.models.weights import load_weights, read_weights, save_weights
 from famr.ranks import ALONE, Ranks
@@ -84,15 +86,6 @@ def what_all_see(bench: Bench, records: Records, start: Classifier) -> dict[str,
     }
 
 
-def results(records: Records) -> dict[str, Any]:
-    """All that a folder holds, as one object: planned cells in their order, a missing one as a key alone."""
-    cells = []
-    for method, task, seed in records.content["planned"]:
-        key = Key(method, task, seed)
-        cells.append(records.get("cells", key) or {"method": method, "task": task, "seed": seed, "missing": True})
-    return {"benchmark": "methods", **records.content, "tuning": records.all("tuning"), "cells": cells}
-
-
 class _Wanted(NamedTuple):
     """A cell that is not there."""
 
@@ -106,6 +99,7 @@ class _Trial(NamedTuple):
 
     key: Key
     task: Task
+    contender: Contender
     method: Alternative
     of: int
 
@@ -124,16 +118,18 @@ class _Work:
     def cells(self, keys: list[Key]) -> None:
         """Run what is missing in the order of the plan, each method tuned before its first cell."""
         missing = [self._wanted(key) for key in keys if not self._done(key)]
+        every = [trial for _, contender, task in missing for trial in self.trials(contender, tuned_on(task))]
+        trials = [trial for trial in {trial.key: trial for trial in every}.values() if not self._tried(trial)]
+        needed = self._needed(missing, trials)
         if missing and self.device.type == "cuda":
-            self.warm_up()
+            sisa = any(isinstance(wanted.contender.method, SisaRemoval) for wanted in missing)
+            self.warm_up(trains=sisa or not all(self._kept(*each).is_file() for each in needed))
         self.say(f"{len(keys) - len(missing)} of {len(keys)} cells are there, {len(missing)} to run")
         if self.shared.ranks.size > 1:  # one rank makes and tunes what a cell needs when it comes to it
-            every = [trial for _, contender, task in missing for trial in self.trials(contender, tuned_on(task))]
-            trials = [trial for trial in {trial.key: trial for trial in every}.values() if not self._tried(trial)]
-            for seed, task in self.shared.divided(self._needed(missing, trials)):
+            for seed, task in self.shared.divided(needed):
                 if task is None:
                     self.original(seed)
-                elif self.bench.retrained:
+                else:
                     self.reference(task, seed)
             for trial in self.shared.divided(trials):
                 self.attempt(trial)
@@ -144,11 +140,13 @@ class _Work:
                 self.records.keep("cells", wanted.key, cell)
                 self.say(f"[{numbers[wanted.key]}/{len(missing)}] {in_a_line(cell)}")
 
-    def warm_up(self) -> None:
-        """A step as methods and one as trainings take it: what a process does once belongs to nobody's seconds."""
+    def warm_up(self, trains: bool = True) -> None:
+        """A look, a step as methods and one as trainings take it: what a process does once is in nobody's seconds."""
         training, start = replace(self.bench.training, epochs=1), self.bench.start(self.bench.seeds[0])
         some = self.bench.data.train.take(torch.arange(min(training.batch_size, len(self.bench.data.train))))
-        for compiled in sorted({False, self.bench.compiles}):
+        with placed(start.module, self.device):  # first: it sets a state of torch that compiled networks depend on
+            collect(start, looks(some, start.prepared_by(), self.device)(None), self.device, self.bench.precise)
+        for compiled in sorted({False, self.bench.compiles and trains}):
             fit(start, some, replace(training, compile=compiled), device=str(self.device))
 
     def _wanted(self, key: Key) -> _Wanted:
@@ -163,7 +161,14 @@ class _Work:
             if contender.retrains:
                 pairs.append((self._next(key.seed), task))
         seeds = () if self.bench.original is not None else dict.fromkeys(seed for seed, _ in pairs)
-        return [*((seed, None) for seed in seeds), *{(seed, task.label): (seed, task) for seed, task in pairs}.values()]
+        references = {(seed, task.label): (seed, task) for seed, task in pairs} if self.bench.retrained else {}
+        return [*((seed, None) for seed in seeds), *references.values()]
+
+    def _kept(self, seed: int, task: Task | None) -> Path:
+        """Where the original of a seed is kept, or the reference of a request."""
+        if task is None:
+            return self.records.folder / f"originals/seed-{seed}.safetensors"
+        return self.records.folder / f"references/{file_stem(task.label, seed)}.safetensors"
 
     def _pieces(self, missing: Sequence[_Wanted]) -> list[list[_Wanted]]:
         """Cells one by one; but several ranks leave all that use one SISA ensemble to one of them, which trains it."""
@@ -186,7 +191,8 @@ class _Work:
         if contender.retrains:
             other = self.reference(task, self._next(key.seed))
             return case.retrained_again(key.method, other, Retrain(self.bench.training).to_json())
-        return case.cell(key.method, self.ready(method, key.seed))
+        ready = self.bench.prepared(contender, self.ready(method, key.seed), task, case.seen)
+        return case.cell(key.method, ready)
 
     def _done(self, key: Key) -> bool:
         cell = self.records.get("cells", key)
@@ -233,7 +239,7 @@ class _Work:
         if other is None or len(tried) < 2:
             return []
         keys = [Key(contender.name, other.label, bench.tuning_seed, trial) for trial in range(len(tried))]
-        return [_Trial(key, other, method, len(tried)) for key, method in zip(keys, tried, strict=True)]
+        return [_Trial(key, other, contender, method, len(tried)) for key, method in zip(keys, tried, strict=True)]
 
     def _tried(self, trial: _Trial) -> bool:
         return self.records.get("tuning", trial.key) is not None
@@ -243,7 +249,9 @@ class _Work:
         key = trial.key
         run = self.records.get("tuning", key)
         if run is None:
-            run = self.case(trial.task, key.seed).cell(key.method, trial.method) | {"trial": key.trial}
+            case = self.case(trial.task, key.seed)
+            method = self.bench.prepared(trial.contender, trial.method, trial.task, case.seen)
+            run = case.cell(key.method, method) | {"trial": key.trial}
             self.records.keep("tuning", key, run)
             self.say(f"tuning, trial {(key.trial or 0) + 1} of {trial.of}: {in_a_line(run)}")
         return run
@@ -253,8 +261,8 @@ class _Work:
         if (task.label, seed) not in self._cases:
             bench = self.bench
             original, digest = self.original(seed)
-            seen, scored = apart(self.splits[task.label])
-            views = Views.of(scored, original.prepared_by(), self.device)
+            seen, _ = apart(self.splits[task.label])
+            views = self._views(task, original)
             reference = self.reference(task, seed, views) if bench.retrained else None
             said = look(original, views, self.device, bench.precise)
             for old in list(self._cases)[:-1]:
@@ -274,6 +282,10 @@ class _Work:
             )
         return self._cases[task.label, seed]
 
+    def _views(self, task: Task, model: Classifier) -> Views:
+        scored = apart(self.splits[task.label])[1]
+        return Views.of(scored, model.prepared_by(), self.device, tuning=task in self.bench.tuning)
+
     def original(self, seed: int) -> tuple[Classifier, str]:
         """The model that is to forget, and the digest of its weights: given, trained before, or trained now."""
         if self._original is None or self._original[0] != seed:
@@ -282,7 +294,7 @@ class _Work:
         return self._original[1:]
 
     def _trained_original(self, seed: int) -> Classifier:
-        bench, file = self.bench, self.records.folder / f"originals/seed-{seed}.safetensors"
+        bench, file = self.bench, self._kept(seed, None)
         start = bench.start(seed)
         if file.is_file():
             load_weights(start.module, read_weights(file), file.name)
@@ -297,9 +309,10 @@ class _Work:
 
     def reference(self, task: Task, seed: int, views: Views | None = None) -> Reference:
         """The same training without the forget set, by its answers."""
-        bench = self.bench
-        file = self.records.folder / f"references/{file_stem(task.label, seed)}.safetensors"
+        bench, file = self.bench, self._kept(seed, task)
         facts = {"task": dict(task.facts), "seed": seed, "precision": bench.precise}
+        if task in bench.tuning:
+            facts["scored"] = TUNING_SCORED  # its answers are not those that a scored request needs
         if (known := Reference.load(file, facts)) is not None:
             return known
         self.say(f"seed {seed}: retraining without {task.label}")
@@ -308,9 +321,7 @@ class _Work:
         made = Retrain(bench.training, lambda _seed: start).unlearn(
             start, splits, seed=seed, device=str(self.device), precision=bench.training.precision
         )
-        if views is None:
-            views = Views.of(apart(splits)[1], start.prepared_by(), self.device)
-        said = look(made.model, views, self.device, bench.precise)
+        said = look(made.model, views or self._views(task, start), self.device, bench.precise)
         found = Reference(said, made.seconds, made.image_passes, made.peak_memory)
         found.save(file, facts)
         self.say(f"seed {seed}: retrained in {made.seconds:.1f} s")

@@ -81,8 +81,9 @@ NOTES = (
     "where members and others can hardly be told apart it is close to a coin, and Avg. Gap with it.",
     "Seconds are those of all that a method does, preparations included, once model and images are on the device. "
     "FAMR's are of its whole call, loading images and measuring its history included, which is to its disadvantage; "
-    "its steps alone are given below the table. Tuning is not counted for any method. FDE: passes of an image through "
-    "a network, divided by the number of training images. Peak memory is counted on a GPU only.",
+    "its steps alone are given below the table. Tuning is not counted for any method, nor what a process does once: on "
+    "a GPU, networks are compiled for the steps of methods and of retraining where that pays. FDE: passes of an "
+    "image through a network, divided by the number of training images. Peak memory is counted on a GPU only.",
     "The row retrain, where there is one, is a retrained model of another seed: the distance that no method can be "
     "asked to beat. It takes no part in the ranking.",
 )
@@ -248,7 +249,8 @@ def _setting(content: Mapping[str, Any]) -> Section:
         f"learning rate {training['learning_rate']:g}, and the same without the forget set for the retrained models.",
         f"Tuning: at most {settings['trials']} runs a method"
         + (
-            f", seed {settings['tuning_seed']}, on {' and on '.join(settings['tuned_on'].values())}, not scored."
+            f", seed {settings['tuning_seed']}, on {' and on '.join(settings['tuned_on'].values())}, not scored; "
+            f"judged by at most {settings['tuning_scored']} retained and as many held-out images."
             if settings["tuned_on"]
             else ": default numbers as they are."
         )

@@ -207,6 +207,7 @@ def run_paper(
     seeds: tuple[int, ...],
     of_paper: bool,
     retrained: bool = True,
+    default: bool = True,
 ) -> dict[str, Any]:
     """Run what is missing for the paper's table, then write the table or draw the figure from all there is."""
     facts = _facts(output, subject, table)
@@ -221,7 +222,7 @@ def run_paper(
                 data,
                 spoken.starting(SIZES[size], data.labels),
                 spoken.trained_as(data),
-                presets(),
+                presets() if default else presets()[:1],
                 tasks,
                 seeds,
                 told=told,

@@ -37,7 +37,10 @@ BatchSize = Annotated[int, typer.Option(help="Images a step of training.")]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate of AdamW.")]
 WeightDecay = Annotated[float, typer.Option(help="Weight decay of AdamW.")]
 Augment = Annotated[bool, typer.Option(help="Random crops, and mirror images where the class allows.")]
-Compile = Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default where it pays.")]
+Compile = Annotated[
+    bool | None,
+    typer.Option("--compile/--no-compile", help="torch.compile for training and for methods; default where it pays."),
+]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run cells again that failed before.")]
 
 
@@ -152,6 +155,7 @@ def paper(
     random_classes: Annotated[int, typer.Option(help="So many classes, drawn at random, where none is named.")] = 3,
     seeds: Seeds = "0",
     retrained: Annotated[bool, typer.Option(help="Retrain references; else their rows say there are none.")] = True,
+    default: Annotated[bool, typer.Option(help="Run the default beside the paper's algorithm.")] = True,
     preset: Annotated[str, typer.Option(help="Whose history a figure shows: paper or default.")] = "paper",
     epochs: Epochs = 50,
     batch_size: BatchSize = 128,
@@ -202,6 +206,7 @@ def paper(
         seeds=_numbers(seeds),
         of_paper=preset == "paper",
         retrained=retrained,
+        default=default,
     )
     if as_json:
         print_json(report)
