@@ -13,11 +13,12 @@ import famr
 from audited import with_low_bias
 from famr.audits.collateral import collateral, loss_of_nearest, nearness
 from famr.audits.telltale import before_and_after, tell_tale, traces
+from famr.audits.witness import ATTACKS, membership
 from famr.data import Data
 from famr.evaluation import Answers, accuracy_on, compare
 from famr.metrics.calibration import expected_calibration_error
 from famr.metrics.forgetting import entropy
-from famr.metrics.membership import mia_efficacy
+from famr.metrics.membership import called_non_members, mia_efficacy
 from famr.metrics.retraining import js_divergence, klom, tug_of_war
 
 
@@ -30,6 +31,19 @@ def test_tug_of_war_is_a_product_of_agreements() -> None:
     assert tug_of_war(ours, theirs) == pytest.approx(0.9 * 0.95 * 0.95)
     with pytest.raises(ValueError, match="different measures"):
         tug_of_war(ours, {"forget": 0.0})
+
+
+def test_membership_draws_side_by_side_say_what_they_say_one_after_another() -> None:
+    targets = torch.arange(300) % 5
+    forget, retain, test = (
+        Answers(logits(300, seed=seed) + sure * F.one_hot(targets, 5), targets)
+        for seed, sure in ((0, 1.0), (1, 3.0), (2, 1.0))
+    )
+    true = [torch.softmax(said.logits, dim=-1)[torch.arange(300), targets] for said in (retain, test, forget)]
+    slow = sum(called_non_members(*true, seed=7 + draw) for draw in range(ATTACKS)) / ATTACKS
+    found = membership(forget, retain, test, seed=7)
+    assert torch.equal(found, torch.as_tensor(slow))
+    assert 0 < float(found.mean()) < 1
 
 
 def test_klom_is_the_kl_of_histograms_counted_by_hand() -> None:

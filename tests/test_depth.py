@@ -108,6 +108,10 @@ def test_few_of_each_are_drawn_by_the_seed_alone() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert Counter(labels[first].tolist()) == {0: 4, 1: 4, 2: 4}
+    uneven = torch.tensor([5, 2, 5, 5, 9, 2, 5, 5, 2])
+    shuffled = torch.randperm(9, generator=torch.Generator().manual_seed(7)).tolist()
+    slow = {label: [place for place in shuffled if int(uneven[place]) == label][:3] for label in (2, 5, 9)}
+    assert few_of_each(uneven, 3, seed=7).tolist() == [*slow[2], *slow[5], *slow[9]]
 
 
 def test_a_prototype_row_is_the_mean_of_normalised_features_as_long_as_the_others() -> None:

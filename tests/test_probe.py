@@ -6,6 +6,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import famr
 from conftest import styled
@@ -25,6 +26,24 @@ def test_probe_target_is_a_logistic_regression_on_standardised_features() -> Non
     found = probe_target(kept, labels, forget, classes=4)
     assert torch.allclose(found[:, :3], expected)
     assert (found[:, 3] == 0).all()  # a class without retained images is never answered
+
+
+def test_the_probe_is_fitted_by_one_thread_and_others_have_theirs_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more threads than cores a fit of a tenth of a second took ten."""
+    inside: list[int] = []
+    usual = LogisticRegression.fit
+
+    def noted(probe: LogisticRegression, *given: object) -> LogisticRegression:
+        inside.extend(pool["num_threads"] for pool in threadpool_info())
+        return usual(probe, *given)
+
+    monkeypatch.setattr(LogisticRegression, "fit", noted)
+    with threadpool_limits(limits=2):
+        before = [pool["num_threads"] for pool in threadpool_info()]
+        probe_target(torch.eye(4), torch.tensor([0, 0, 1, 1]), torch.eye(4), classes=2)
+        assert [pool["num_threads"] for pool in threadpool_info()] == before
+    assert 2 in before
+    assert set(inside) == {1}
 
 
 def test_features_are_the_layers_activations_averaged_over_positions(original: famr.Classifier, digits: Data) -> None:

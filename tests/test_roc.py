@@ -131,6 +131,28 @@ def test_models_are_drawn_too() -> None:
     assert widths[1] > 2 * widths[0]
 
 
+def test_the_intervals_are_those_of_a_slow_bootstrap() -> None:
+    """Draw models and images, repeat every score as often as it was drawn, and measure that."""
+    scores, seen = (3 * draws(6, 120, seed=5)).round() / 2, halves(120, 6, 1)
+    unseen = ~seen & (draws(6, 120, seed=6) > -1)
+    found = roc(Scored(scores, seen, unseen), threshold=0.5, seed=9, draws=25)
+    generator, rows = torch.Generator().manual_seed(9), []
+    for _ in range(25):
+        models, images = (torch.bincount(torch.randint(n, (n,), generator=generator), minlength=n) for n in (6, 120))
+        times = torch.outer(models, images)
+        ours, theirs = (scores[kind].repeat_interleave(times[kind]) for kind in (seen, unseen))
+        member = torch.arange(len(ours) + len(theirs)) < len(ours)
+        false, true, _ = roc_curve(member, torch.cat([ours, theirs]), drop_intermediate=False)
+        called = [((kind > 0.5).double() + 0.5 * (kind == 0.5)).mean() for kind in (ours, theirs)]
+        rows.append([roc_auc_score(member, torch.cat([ours, theirs])), true[false <= 0.01].max()])
+        rows[-1].append(float(called[0] + 1 - called[1]) / 2)
+    table = torch.tensor(rows, dtype=torch.double)
+    for place, figure in enumerate((found.auc, found.tpr_at_1_percent, found.accuracy)):
+        assert figure is not None
+        low, high = table[:, place].quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
+        assert (figure.low, figure.high) == (pytest.approx(low), pytest.approx(high))
+
+
 def test_accuracy_weighs_both_kinds_alike_and_ties_half() -> None:
     scores = torch.cat([torch.ones(30), torch.zeros(10), -torch.ones(100)])
     member = torch.arange(140) < 40

@@ -56,6 +56,14 @@ def quick_products() -> Iterator[None]:
             backend.fp32_precision = own
 
 
+def one_thread() -> AbstractContextManager[object]:
+    """Small problems on the CPU: where a library takes more threads than there are cores they wait for each other."""
+    from threadpoolctl import threadpool_limits
+
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1)
+    return limits
+
+
 @contextmanager
 def repeatable(seed: int) -> Iterator[None]:
     """Everything inside draws from `seed` and uses deterministic kernels; the caller's state comes back after."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from famr.batches import Batch, order
 from famr.data import Images
+from famr.devices import one_thread
 from famr.errors import RequestError
 from famr.ranks import ALONE, Ranks
 from famr.style import LayerOutput
@@ -62,7 +63,9 @@ def probe_target(kept: Tensor, labels: Tensor, forget: Tensor, classes: int) -> 
             fix="Give the whole data, or use the uniform target.",
         )
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=RIDGE, max_iter=1000))
-    probe.fit(kept.double().numpy(), labels.numpy())
+    with one_thread():
+        probe.fit(kept.double().numpy(), labels.numpy())
+        answers = probe.predict_proba(forget.double().numpy())
     said = torch.zeros(len(forget), classes)
-    said[:, known] = torch.from_numpy(probe.predict_proba(forget.double().numpy())).float()
+    said[:, known] = torch.from_numpy(answers).float()
     return said

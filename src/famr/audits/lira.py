@@ -35,9 +35,9 @@ def scaled_confidence(logits: Tensor, targets: Tensor) -> Tensor:
     if bool((targets < 0).any()):
         raise RequestError("An attack needs the class of every image.", where="targets", fix="Use labelled images.")
     z = logits.double()
-    true = torch.nn.functional.one_hot(targets, z.shape[-1]).bool().expand_as(z)
-    others = z.masked_fill(true, -math.inf).logsumexp(dim=-1)
-    confidence: Tensor = (z * true).sum(dim=-1) - others
+    place = targets.expand(z.shape[:-1])[..., None]
+    others = z.scatter(-1, place, -math.inf).logsumexp(dim=-1)
+    confidence: Tensor = z.gather(-1, place)[..., 0] - others
     if not bool(torch.isfinite(confidence).all()):
         raise NumericsError("A model's answers are not all finite.", where="logits", fix="Check the model.")
     return confidence

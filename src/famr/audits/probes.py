@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from famr.devices import one_thread
 from famr.errors import DataError
 from famr.probe import probe_target
 
@@ -22,7 +23,10 @@ def few_of_each(labels: Tensor, count: int, seed: int) -> Tensor:
     tensor([0, 0, 1, 1, 2])
     """
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([shuffled[labels[shuffled] == label][:count] for label in sorted(set(labels.tolist()))])
+    grouped = shuffled[labels[shuffled].argsort(stable=True)]  # by label, each in the drawn order
+    sizes = torch.unique(labels, return_counts=True)[1]
+    first = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)  # where the label of each begins
+    return grouped[torch.arange(len(labels)) - first < count]
 
 
 def probe_answers(known: Tensor, labels: Tensor, asked: Tensor) -> Tensor:
@@ -40,8 +44,9 @@ def neighbour_answers(known: Tensor, labels: Tensor, asked: Tensor, neighbours: 
     from sklearn.neighbors import KNeighborsClassifier
 
     points, queries = (F.normalize(found.double(), dim=1).numpy() for found in (known, asked))
-    votes = KNeighborsClassifier(min(neighbours, len(known))).fit(points, labels.numpy())
-    return torch.from_numpy(votes.predict(queries)).long()
+    with one_thread():
+        votes = KNeighborsClassifier(min(neighbours, len(known))).fit(points, labels.numpy())
+        return torch.from_numpy(votes.predict(queries)).long()
 
 
 def prototype_head(

@@ -78,8 +78,7 @@ def auc(scores: Tensor, member: Tensor) -> float:
     >>> auc(torch.tensor([3.0, 1.0, 1.0, 0.0]), torch.tensor([True, True, False, False]))
     0.875
     """
-    curve = Curve(scores, member)
-    return curve.auc(torch.ones(len(scores), dtype=torch.double))
+    return Curve(scores, member).read(torch.ones(len(scores), dtype=torch.double)).auc()
 
 
 def image_auc(scored: Scored) -> Tensor:
@@ -130,15 +129,15 @@ def roc(scored: Scored, *, threshold: float | None = None, seed: int = 0, draws:
     curve = Curve(scored.scores[used], scored.seen[used])
     alone = len(scored.scores) == 1
     members, non_members = (int(kind.any(dim=0).sum()) for kind in (scored.seen, scored.unseen))  # images of each kind
-    figures: dict[str, Callable[[Tensor], float]] = {}
+    figures: dict[str, Callable[[Rates], float]] = {}
     if min(members, non_members) >= FEWEST:
-        figures["auc"] = curve.auc
+        figures["auc"] = Rates.auc
         if threshold is not None:
-            figures["accuracy"] = lambda weight: curve.accuracy(threshold, weight)
+            figures["accuracy"] = lambda rates: rates.accuracy(threshold)
         for fpr in (0.01, 0.001):
             if not alone and _allowed(fpr, non_members) >= 1:
-                figures[f"tpr {fpr}"] = lambda weight, fpr=fpr: curve.tpr(fpr, weight)  # type: ignore[misc]
-    found = _intervals(figures, scored, used, seed, draws)
+                figures[f"tpr {fpr}"] = lambda rates, fpr=fpr: rates.tpr(fpr)  # type: ignore[misc]
+    found = _intervals(figures, curve, scored, seed, draws)
     if alone:
         found |= {f"tpr {fpr}": tpr_at(fpr, scored.scores[used], scored.seen[used]) for fpr in (0.01, 0.001)}
     return Roc(
@@ -152,15 +151,15 @@ def roc(scored: Scored, *, threshold: float | None = None, seed: int = 0, draws:
 
 
 def _intervals(
-    figures: dict[str, Callable[[Tensor], float]], scored: Scored, used: Tensor, seed: int, draws: int
+    figures: dict[str, Callable[[Rates], float]], curve: Curve, scored: Scored, seed: int, draws: int
 ) -> dict[str, Interval | None]:
     """Each figure of the scores as they are, between its percentiles over the draws."""
     if not figures:
         return {}
-    rows = [[figure(weight) for figure in figures.values()] for weight in _resampled(scored, used, seed, draws)]
+    rows = [[figure(rates) for figure in figures.values()] for rates in _resampled(curve, scored, seed, draws)]
     ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.double)
     lows, highs = torch.tensor(rows, dtype=torch.double).quantile(ends, dim=0).tolist()
-    once = torch.ones(int(used.sum()), dtype=torch.double)
+    once = curve.read(torch.ones(len(curve.order), dtype=torch.double))
     return {
         name: Interval(figure(once), low, high)
         for (name, figure), low, high in zip(figures.items(), lows, highs, strict=True)
@@ -172,62 +171,85 @@ def _allowed(fpr: float, non_members: int) -> int:
     return math.floor(fpr * non_members + 1e-9)
 
 
-def _resampled(scored: Scored, used: Tensor, seed: int, draws: int) -> Iterator[Tensor]:
-    """How often each used score occurs in each draw; kinds of images, and of models, stay as many as they are."""
+def _resampled(curve: Curve, scored: Scored, seed: int, draws: int) -> Iterator[Rates]:
+    """The curve of each draw; kinds of images, and of models, stay as many as they are."""
     generator = torch.Generator().manual_seed(seed)
-    image_kind = 2 * scored.seen.any(dim=0).long() + scored.unseen.any(dim=0).long()
-    model_kind = 2 * scored.seen.any(dim=1).long() + scored.unseen.any(dim=1).long()
+    models, images = (_kinds(scored.seen.any(dim=side), scored.unseen.any(dim=side)) for side in (1, 0))
+    used = (scored.seen | scored.unseen).flatten().nonzero()[:, 0]
+    places = used[curve.order]  # of the sorted scores among all
     while draws:
-        weight = torch.outer(_drawn(model_kind, generator), _drawn(image_kind, generator))
-        if all(float(weight[kind].sum()) > 0 for kind in (scored.seen, scored.unseen)):
+        weight = torch.outer(_drawn(models, generator), _drawn(images, generator))
+        rates = curve.read_sorted(weight.flatten().index_select(0, places))
+        if min(float(rates.true[-1]), float(rates.false[-1])) > 0:
             draws -= 1
-            yield weight[used]
+            yield rates
 
 
-def _drawn(kind: Tensor, generator: torch.Generator) -> Tensor:
+def _kinds(seen: Tensor, unseen: Tensor) -> list[Tensor]:
+    """The places of those that are members only, non-members only, both or neither."""
+    kind = 2 * seen.long() + unseen.long()
+    return [(kind == value).nonzero()[:, 0] for value in sorted(set(kind.tolist()))]
+
+
+def _drawn(kinds: list[Tensor], generator: torch.Generator) -> Tensor:
     """How often each is drawn, with replacement, among those of its kind."""
-    weight = torch.zeros(len(kind), dtype=torch.double)
-    for value in sorted(set(kind.tolist())):
-        places = (kind == value).nonzero()[:, 0]
+    weight = torch.zeros(sum(map(len, kinds)), dtype=torch.double)
+    for places in kinds:
         picked = torch.randint(len(places), (len(places),), generator=generator)
         weight[places] = torch.bincount(picked, minlength=len(places)).double()
     return weight
 
 
 class Curve:
-    """The ROC of scores that may be weighted: sorted once, read off many times."""
+    """The ROC of scores that may be weighted: sorted once, read many times."""
 
     def __init__(self, scores: Tensor, member: Tensor) -> None:
         if not bool(member.any()) or bool(member.all()):
             raise RequestError("An attack needs members and non-members to be measured on.", where="roc")
-        self.scores, self.order = scores.double().sort(descending=True)
+        falling, self.order = scores.double().sort(descending=True)
         self.member = member[self.order].double()
         last = torch.ones(len(scores), dtype=torch.bool)
-        last[:-1] = self.scores[:-1] != self.scores[1:]
-        self.ends = last.nonzero()[:, 0]  # ties stand or fall together
+        last[:-1] = falling[:-1] != falling[1:]
+        ends = last.nonzero()[:, 0]  # ties stand or fall together
+        self.ends: Tensor | slice = ends if len(ends) < len(scores) else slice(None)
+        self.distinct = -falling[self.ends]  # negated: ascending, for a search
 
-    def rates(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """False and true positive rate after each distinct score, from 0 to 1."""
-        weight = weight[self.order]
-        true, false = (weight * self.member).cumsum(0), (weight * (1 - self.member)).cumsum(0)
+    def read(self, weight: Tensor) -> Rates:
+        """The curve where each score counts so many times."""
+        return self.read_sorted(weight[self.order])
+
+    def read_sorted(self, weight: Tensor) -> Rates:
+        """The same for weights in the order of the falling scores."""
         start = torch.zeros(1, dtype=torch.double)
-        return torch.cat([start, false[self.ends] / false[-1]]), torch.cat([start, true[self.ends] / true[-1]])
+        true = torch.cat([start, (weight * self.member).cumsum(0)[self.ends]])
+        return Rates(self.distinct, torch.cat([start, weight.cumsum(0)[self.ends]]) - true, true)
 
-    def auc(self, weight: Tensor) -> float:
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """False and true positives after each distinct score, from none to all."""
+
+    distinct: Tensor
+    """The scores, negated: ascending."""
+    false: Tensor
+    true: Tensor
+
+    def curve(self) -> tuple[Tensor, Tensor]:
+        """False and true positive rates, from 0 to 1."""
+        return self.false / self.false[-1], self.true / self.true[-1]
+
+    def auc(self) -> float:
         """The area, by trapezoids."""
-        false, true = self.rates(weight)
+        false, true = self.curve()
         return float(torch.trapezoid(true, false))
 
-    def tpr(self, fpr: float, weight: Tensor) -> float:
+    def tpr(self, fpr: float) -> float:
         """The highest true positive rate whose false positive rate is at most `fpr`."""
-        false, true = self.rates(weight)
-        return float(true[false <= fpr + 1e-12].max())
+        place = int(torch.searchsorted(self.false / self.false[-1], fpr + 1e-12, right=True)) - 1
+        return float(self.true[place] / self.true[-1])
 
-    def accuracy(self, threshold: float, weight: Tensor) -> float:
+    def accuracy(self, threshold: float) -> float:
         """Balanced accuracy; a score on the threshold is half right."""
-        weight = weight[self.order]
-        called = (self.scores > threshold).double() + 0.5 * (self.scores == threshold).double()
-        rate = [
-            float((weight * kind * called).sum() / (weight * kind).sum()) for kind in (self.member, 1 - self.member)
-        ]
-        return (rate[0] + 1 - rate[1]) / 2
+        above, level = (int(torch.searchsorted(self.distinct, -threshold, right=right)) for right in (False, True))
+        true, false = (float((kind[above] + kind[level]) / 2 / kind[-1]) for kind in (self.true, self.false))
+        return (true + 1 - false) / 2

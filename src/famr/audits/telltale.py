@@ -92,7 +92,7 @@ def _interval(labels: np.ndarray, scores: np.ndarray, images: np.ndarray, seed: 
     found = []
     for _ in range(RESAMPLES):
         times = torch.bincount(torch.randint(count, (count,), generator=draws), minlength=count).double()
-        found.append(curve.auc(times[image]))
+        found.append(curve.read(times[image]).auc())
     low, high = np.percentile(found, [2.5, 97.5])
     return float(low), float(high)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -135,10 +136,7 @@ def question(
         )
         apart = None if asked.splits.forget_test is None else answers(model, asked.splits.forget_test, place)
     with costs("membership"):
-        members, others = (_true_class(said)[:ATTACK_IMAGES] for said in (retain, test))
-        draws = [called_non_members(members, others, _true_class(forget), seed + draw) for draw in range(ATTACKS)]
-        called = torch.stack(draws).mean(dim=0)
-    found = Witness(forget, retain, test, apart, called)
+        found = Witness(forget, retain, test, apart, membership(forget, retain, test, seed))
     if asked.enough and asked.splits.forgets_classes():
         with costs("depth"):
             depth = depth_of(model, asked.few, original=original, layers=(), seed=seed, device=str(place))
@@ -150,6 +148,15 @@ def question(
             )
             found = replace(found, style=read)
     return found
+
+
+def membership(forget: Answers, retain: Answers, test: Answers, seed: int) -> Tensor:
+    """How often each forget image is called a non-member; the draws are fitted side by side, each with its own seed."""
+    members, others = (_true_class(said)[:ATTACK_IMAGES] for said in (retain, test))
+    asked = _true_class(forget)
+    with ThreadPoolExecutor(ATTACKS) as fitted:
+        draws = fitted.map(lambda draw: called_non_members(members, others, asked, seed + draw), range(ATTACKS))
+        return torch.stack(list(draws)).mean(dim=0)
 
 
 def relearned(
