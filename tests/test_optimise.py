@@ -82,9 +82,9 @@ def test_the_loop_agrees_with_autograd_through_the_whole_objective(optimiser: st
     assert not torch.allclose(weights(found.module), weights(module), atol=1e-3)
 
 
-@pytest.mark.parametrize("most", [1, 100, 1 << 20])
+@pytest.mark.parametrize(("most", "strength"), [(1, 0.7), (100, 0.7), (1 << 20, 0.7), (100, 0.0), (100, 1e-40)])
 def test_the_plain_step_over_many_weights_is_that_over_one_after_the_other(
-    most: int, monkeypatch: pytest.MonkeyPatch
+    most: int, strength: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(anchored_step, "GROUP", most)
     draws = torch.Generator().manual_seed(0)
@@ -93,10 +93,10 @@ def test_the_plain_step_over_many_weights_is_that_over_one_after_the_other(
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
     for place, (parameter, slope) in enumerate(zip(parameters, slopes, strict=True)):
         parameter.grad = None if place == 2 else slope.clone()  # a weight that the loss does not see
-    anchored_step.anchored_step(parameters, original, rate=0.3, strength=0.7)
+    anchored_step.anchored_step(parameters, original, rate=0.3, strength=strength)
     for place, (parameter, weight, start, slope) in enumerate(zip(parameters, weights, original, slopes, strict=True)):
         gradient = torch.zeros_like(slope) if place == 2 else slope
-        torch.testing.assert_close(parameter.detach(), weight - 0.3 * (gradient + 0.7 * (weight - start)))
+        torch.testing.assert_close(parameter.detach(), weight - 0.3 * (gradient + strength * (weight - start)))
         assert parameter.grad is None or torch.equal(parameter.grad, slope)  # it is read, not changed
 
 

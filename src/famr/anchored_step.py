@@ -17,6 +17,9 @@ from famr.method import FAMR
 GROUP = 64 << 20
 """Bytes of weights that are taken at once; one larger weight is a group of its own."""
 
+NO_PULL = 1e-12
+"""Below it an anchor is weaker than rounding, and g/λ might leave all numbers."""
+
 
 def held_plainly(method: FAMR, anchors: Sequence[Held]) -> Sequence[Tensor] | None:
     """θ₀, where a run takes the plain step and nothing but the ℓ₂ anchor holds it; else None."""
@@ -26,15 +29,18 @@ def held_plainly(method: FAMR, anchors: Sequence[Held]) -> Sequence[Tensor] | No
 
 @torch.no_grad()
 def anchored_step(parameters: Sequence[nn.Parameter], original: Sequence[Tensor], rate: float, strength: float) -> None:
-    """θ ← θ − η·(g + λ(θ − θ₀)), in place; a weight without a gradient is only pulled."""
+    """θ ← θ − ηλ·(θ − θ₀ + g/λ), in place; a weight without a gradient is only pulled."""
+    if strength < NO_PULL:
+        moved = [parameter for parameter in parameters if parameter.grad is not None]
+        torch._foreach_add_(moved, [parameter.grad for parameter in moved], alpha=-rate)  # type: ignore[arg-type,misc]
+        return
     for group in groups([parameter.nbytes for parameter in parameters]):
         weights: list[Tensor] = list(parameters[group])
         step = list(torch._foreach_sub(weights, list(original[group])))
-        torch._foreach_mul_(step, strength)
         seen = [(pull, weight.grad) for pull, weight in zip(step, weights, strict=True) if weight.grad is not None]
         if seen:
-            torch._foreach_add_([pull for pull, _ in seen], [slope for _, slope in seen])
-        torch._foreach_add_(weights, step, alpha=-rate)
+            torch._foreach_add_([pull for pull, _ in seen], [slope for _, slope in seen], alpha=1 / strength)
+        torch._foreach_add_(weights, step, alpha=-rate * strength)
 
 
 def groups(sizes: Sequence[int], most: int | None = None) -> Iterator[slice]:
