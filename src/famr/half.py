@@ -6,11 +6,13 @@ read and written between the matrix products. Here they are bf16 as well; sums i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 Standing = list[tuple[nn.Module, str, Tensor]]
 """Which tensor stands for a weight: its part of the network, its name there, and the tensor."""
@@ -42,10 +44,36 @@ def standing(weights: Standing) -> Iterator[None]:
 @contextmanager
 def halved(module: nn.Module) -> Iterator[None]:
     """The weights in bf16, differentiably; what has statistics of its own, as BatchNorm, keeps its precision."""
-    rounded = [
-        (part, name, tensor.to(torch.bfloat16))
+    wide = [
+        (part, name, tensor)
         for part, name, tensor in weights_standing(module)
         if tensor.dtype == torch.float32 and not any(b.is_floating_point() for b in part.buffers(recurse=False))
     ]
-    with standing(rounded):
+    free, fixed = ([each for each in wide if each[2].requires_grad is wanted] for wanted in (True, False))
+    narrow = _Rounded.apply(*(tensor for _, _, tensor in free)) if free else ()
+    rounded = [*narrow, *_converted([tensor for _, _, tensor in fixed], torch.bfloat16)]
+    both = zip([*free, *fixed], rounded, strict=True)
+    with standing([(part, name, tensor) for (part, name, _), tensor in both]):
         yield
+
+
+class _Rounded(torch.autograd.Function):
+    """All weights at once: one by one they are hundreds of small operations, as many as all the others of a step."""
+
+    @staticmethod
+    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(_converted(weights, torch.bfloat16))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ARG004
+        wide = iter(_converted([slope for slope in slopes if slope is not None], torch.float32))
+        return tuple(None if slope is None else next(wide) for slope in slopes)
+
+
+def _converted(tensors: Sequence[Tensor], precision: torch.dtype) -> list[Tensor]:
+    found = [torch.empty_like(tensor, dtype=precision) for tensor in tensors]
+    if found:
+        torch._foreach_copy_(found, list(tensors))
+    return found
