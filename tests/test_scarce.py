@@ -150,8 +150,8 @@ def test_every_step_says_when_it_begins_to_move_the_weights(
         kept.append([parameter.detach().clone() for parameter in self._module.parameters()])
 
     monkeypatch.setattr(Scarce, "about_to_move", about_to_move)
-    method = famr.FAMR.from_json({**METHOD.to_json(), "optimiser": optimiser, "strength": 1.0, "edited_share": 1.0})
-    famr.forget(model, splits, method, device="cpu", track_retain=False)
+    changed = {"optimiser": optimiser, "strength": 1.0, "edited_share": 1.0, "fisher_images": 16}
+    famr.forget(model, splits, famr.FAMR.from_json({**METHOD.to_json(), **changed}), device="cpu", track_retain=False)
     assert kept
     for parameter, before in zip(model.module.parameters(), kept[0], strict=True):
         assert torch.equal(parameter, before)
