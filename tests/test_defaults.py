@@ -136,6 +136,8 @@ def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_
     assert after.forget_accuracy <= 0.02  # type: ignore[operator]
     assert after.retain_accuracy >= before.retain_accuracy - 0.01  # type: ignore[operator]
     assert found.method.demotion == 0.03
+    assert "demotion 0.03" in found.why
+    assert "demotion" not in usual.why
 
 
 def test_the_default_for_samples_makes_them_like_held_out_images(original: famr.Classifier, digits: Data) -> None:

@@ -82,6 +82,7 @@ def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
         reasons.append(f"target {target} ({why})")
     if method.demotion is None:
         method = replace(method, demotion=DEMOTION if method.target == "masked" else 0.0)
+        reasons += [f"demotion {DEMOTION:g} (the forgotten among the unlikely answers)"] if method.demotion else []
     if method.demotion and method.target != "masked":
         raise RequestError(
             f"A demotion goes with the masked target, and this run has the {method.target} one.",
