@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1
-from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor
+from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor, kfac
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import kfac_factors
 from famr.batches import Batch, loader_batches
 from famr.data import Data
-from famr.errors import RequestError
+from famr.errors import NumericsError, RequestError
 from famr.metrics.forgetting import kl_divergence
 from famr.models.classifier import logits_of
 from famr.splits import some_of_each_class
@@ -284,3 +284,33 @@ def test_some_of_each_class_are_drawn_without_repetition(digits: Data) -> None:
     assert torch.bincount(some.targets).tolist() == [7] * 10
     assert len(set(some.ids)) == 70
     assert some.ids != some_of_each_class(digits.train, 7, seed=1).ids
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_eigenvectors_that_are_not_found_at_once_are_found_with_a_little_more_on_the_diagonal(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LAPACK gives up on some matrices of low rank, as those of a DenseNet with many dead inputs."""
+    rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    matrix, calls, usual = rows.T @ rows, [], torch.linalg.eigh
+
+    def moody(given: Tensor) -> object:
+        calls.append(1)
+        if len(calls) <= failures:
+            raise torch.linalg.LinAlgError("failed to converge")
+        return usual(given)
+
+    monkeypatch.setattr(torch.linalg, "eigh", moody)
+    values, vectors = kfac._eigh(matrix)
+    assert len(calls) == failures + 1
+    torch.testing.assert_close(vectors @ torch.diag(values) @ vectors.T, matrix, rtol=0, atol=1e-5)
+
+
+def test_eigenvectors_that_cannot_be_found_are_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(given: Tensor) -> object:
+        raise torch.linalg.LinAlgError("failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", never)
+    with pytest.raises(NumericsError, match="eigenvectors") as caught:
+        kfac._eigh(torch.eye(4))
+    assert "--anchor" in str(caught.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -207,3 +207,20 @@ def test_a_loader_and_several_processes_go_without(knows_digits: famr.Classifier
         assert setting.front_of(held, splits.forget, [(SOME, torch.zeros(3))]) is None
         assert setting.front_of(replace(loss, ranks=replace(loss.ranks, size=2)), splits.forget, None) is None
     assert setting.front_of(replace(loss, method=famr.FAMR.paper()), splits.forget, None) is None
+
+
+class Streaming:
+    """A loader that does not know how long it is, as one over a stream of images."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield torch.zeros(4, 3, 16, 16), torch.arange(4)
+
+    def __len__(self) -> int:
+        raise TypeError("a stream has no length")
+
+
+def test_anchor_images_may_come_from_a_stream(knows_digits: famr.Classifier, digits: Data) -> None:
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    method = famr.FAMR(strength=1e-3, epochs=1)
+    result = famr.forget(knows_digits, splits, method, anchor_images=Streaming(), device="cpu", track_retain=False)
+    assert result.history[-1].step > 0

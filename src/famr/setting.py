@@ -139,9 +139,9 @@ def front_of(loss: ForgetLoss, forget: Images, anchors: object) -> Front | None:
     return front if front is not None and fits(front, images + held, some) else None
 
 
-def behind(front: Front | None, loss: ForgetLoss, passes: Passes, forget: Images | None) -> tuple[ForgetLoss, Passes]:
+def behind(front: Front | None, loss: ForgetLoss, passes: Passes, forget: Images) -> tuple[ForgetLoss, Passes]:
     """The same loss and the same passes, beginning behind a front where there is one."""
-    if front is None or forget is None:
+    if front is None:
         return loss, passes
     prepared, place = loss.model.prepared_by(), loss.device
     return replace(loss, front=front), replace(

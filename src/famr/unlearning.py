@@ -204,9 +204,12 @@ def forget(
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
         with repeatable(seed), editing, named, forget_loss(unlearned, firm, passes, place, ranks) as plain:
             loss = replace(plain, lean=lean_pays(place) and ranks.size == 1)
-            if splits is not None and not fronts:
-                fronts.append(front_of(loss, splits.forget, anchor_images or splits.retain))
-            loss, ahead = behind(fronts[0], loss, passes, splits.forget) if splits is not None else (loss, passes)
+            ahead = passes
+            if splits is not None:
+                if not fronts:
+                    source = splits.retain if anchor_images is None else anchor_images
+                    fronts.append(front_of(loss, splits.forget, source))
+                loss, ahead = behind(fronts[0], loss, passes, splits.forget)
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
             history = tuple(_run(loss, ahead, anchors, seed, track_retain, on_event, progress))
             first, last = history[0], history[-1]

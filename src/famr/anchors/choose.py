@@ -58,13 +58,14 @@ def anchors_for(
         if isinstance(images, Images):
             assert method.function_images is not None
             images = some_of_each_class(images, method.function_images, seed)
-        batches, whole = _passes(loss, images, method.batch_size, loss.ranks), None
-        prepared = loss.model.preprocessing
-        if loss.front is not None and isinstance(images, Images) and prepared is not None:
-            batches = loss.front.passes(images, prepared, method.batch_size, loss.device)
-            whole = loss.front.passes(images, prepared, look_size(loss.device, method.batch_size), loss.device)
-        elif isinstance(images, Images):
-            whole = looks(images, loss.model.prepared_by(), loss.device, loss.ranks, method.batch_size)
+        if isinstance(images, Images) and loss.front is not None:
+            at_once = (method.batch_size, look_size(loss.device, method.batch_size))
+            prepared = loss.model.prepared_by()
+            batches, whole = (loss.front.passes(images, prepared, size, loss.device) for size in at_once)
+        else:
+            batches, whole = _passes(loss, images, method.batch_size, loss.ranks), None
+            if isinstance(images, Images):
+                whole = looks(images, loss.model.prepared_by(), loss.device, loss.ranks, method.batch_size)
         held.append(Held(FunctionAnchor(loss.logits, batches, seed, loss.ranks, whole), method.function_strength))
     return held
 

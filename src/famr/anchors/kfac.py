@@ -19,10 +19,13 @@ from torch.nn import functional as F
 
 from famr.anchors.fisher import draw_labels
 from famr.batches import Batch
+from famr.errors import NumericsError
 from famr.finite import Sums
 from famr.scarce import part_size
 
 MICRO_BATCH = 64
+RIDGES = (0.0, 1e-12, 1e-9)
+"""Shares of the mean eigenvalue that are added in turn where eigenvectors are not found."""
 LARGEST = 4096
 """Inputs of a layer above which its matrix A would take longer than everything else: it gets the diagonal instead."""
 
@@ -77,10 +80,24 @@ class KFACAnchor:
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a matrix that is positive up to rounding. In double precision: single fails to converge on low ranks."""
-    place = matrix.cpu() if matrix.device.type == "mps" else matrix  # which has no double precision
-    values, vectors = torch.linalg.eigh(place.double())
-    return values.clamp(min=0).to(matrix), vectors.to(matrix)
+    """Of a matrix that is positive up to rounding. In double precision: single fails to converge on low ranks.
+
+    Double may fail there too, as where images leave most inputs of a layer at zero; a little more on the diagonal,
+    far below what the images can tell, helps.
+    """
+    place = (matrix.cpu() if matrix.device.type == "mps" else matrix).double()  # which has no double precision
+    for share in RIDGES:
+        more = torch.diag((share * place.diagonal().mean()).expand(len(place)))
+        try:
+            values, vectors = torch.linalg.eigh(place + more)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            continue
+        return values.clamp(min=0).to(matrix), vectors.to(matrix)
+    raise NumericsError(
+        "The Fisher information of a layer has no eigenvectors that could be found.",
+        where=f"anchor kfac, a matrix of {len(matrix)} rows",
+        fix="Use --anchor fisher or l2. Nothing was written; the original is unchanged.",
+    )
 
 
 def _take(tensors: Sequence[Tensor], layer: Factors) -> Tensor:
