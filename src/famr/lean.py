@@ -1,7 +1,8 @@
 """The same gradients with less traffic: what the library's kernels do slowly on a GPU.
 
-- The gradient of a bias is a sum over thousands of rows: a product with a vector of ones, which tensor cores do.
-- So are those of the scale and shift of a layer normalisation; the library gives a narrow network few blocks for them.
+- The gradient of a bias is a sum over thousands of rows: first those of each image, then over the images, so that
+  there is work for all of the device.
+- So are those of the scale and shift of a layer normalisation, where each row has a weight: one matrix product.
 - Queries, keys and values are cut out of one tensor; their gradients go straight to where they were cut from, not
   into a stack that is then copied into place.
 - A convolution whose patches do not overlap, as the first layer of a ViT, is one matrix product; the library reorders
@@ -52,13 +53,13 @@ class LeanBackward(TorchFunctionMode):
     ) -> Any:
         """Whatever torch is asked for, while the context lasts."""
         named = dict(kwargs or {})
+        if func is F.layer_norm:
+            return layer_norm(*args, **named)
+        if func is F.conv2d:
+            return conv2d(*args, **named)
         if torch.is_grad_enabled():
             if func is F.linear:
                 return linear(*args, **named)
-            if func is F.layer_norm:
-                return layer_norm(*args, **named)
-            if func is F.conv2d:
-                return conv2d(*args, **named)
             if func is torch.Tensor.unbind and (*args[1:], *named.values()) in ((), (0,)):
                 found: tuple[Tensor, ...] = _Unbind.apply(args[0])
                 return found
@@ -85,9 +86,14 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Over the last dimension; under autocast in float32, as the library has it, unless all of it is in half."""
-    if weight is None or bias is None or len(normalized_shape) != 1 or not weight.requires_grad:
+    if weight is None or bias is None or len(normalized_shape) != 1:
         return F.layer_norm(input, normalized_shape, weight, bias, eps)
-    if torch.is_autocast_enabled(input.device.type) and input.dtype != weight.dtype:
+    kind = input.device.type
+    choosing = torch.is_autocast_enabled(kind) and input.dtype != weight.dtype
+    if not (weight.requires_grad and torch.is_grad_enabled()):
+        with torch.autocast(kind, enabled=choosing):
+            return F.layer_norm(input, normalized_shape, weight, bias, eps)
+    if choosing:
         input, weight, bias = input.float(), weight.float(), bias.float()
     out: Tensor = _LayerNorm.apply(input, weight, bias, eps)
     return out
@@ -104,7 +110,7 @@ def conv2d(
 ) -> Tensor:
     """By one matrix product where the patches do not overlap and leave nothing over."""
     plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and groups == 1
-    if plain and weight.requires_grad and patches_apart(input.shape, weight.shape, _pair(stride)):
+    if plain and patches_apart(input.shape, weight.shape, _pair(stride)):
         return patch_products(input, weight, bias)
     return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
@@ -142,13 +148,33 @@ def patch_products(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return linear(patches, weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
+TALL = 8
+"""Rows of a product that is not a vector's: libraries have slower ways for fewer."""
+
+
 def column_sums(rows: Tensor, weights: Tensor) -> Tensor:
     """Each of the (k, rows) weights times the (rows, columns), summed over rows: (k, columns), as one product.
 
     >>> column_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(1, 2))
     tensor([[4., 6.]])
     """
-    return weights.to(rows.dtype) @ rows
+    count = len(weights)
+    tall = F.pad(weights.to(rows.dtype), (0, 0, 0, max(0, TALL - count)))
+    return (tall @ rows)[:count]
+
+
+def sum_to_last(slope: Tensor) -> Tensor:
+    """Over all dimensions but the last, one after the other, in float32 in between.
+
+    >>> sum_to_last(torch.ones(2, 3, 4))
+    tensor([6., 6., 6., 6.])
+    """
+    if slope.ndim == 1:
+        return slope
+    total = slope
+    while total.ndim > 1:
+        total = total.sum(-2, dtype=torch.promote_types(slope.dtype, torch.float32))
+    return total.to(slope.dtype)
 
 
 class _Linear(torch.autograd.Function):
@@ -165,8 +191,7 @@ class _Linear(torch.autograd.Function):
         rows = slope.reshape(-1, slope.shape[-1])
         of_x = (rows @ weight).reshape(x.shape) if ctx.needs_input_grad[0] else None
         of_weight = rows.mT @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
-        ones = torch.ones((1, len(rows)), dtype=rows.dtype, device=rows.device)
-        return of_x, of_weight, column_sums(rows, ones)[0]
+        return of_x, of_weight, sum_to_last(slope)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -197,13 +222,22 @@ class _LayerNorm(torch.autograd.Function):
 class _Unbind(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor) -> tuple[Tensor, ...]:
-        ctx.shape, ctx.strides = whole.shape, whole.stride()
+        ctx.strides = whole.stride()
         return whole.unbind(0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-        of_whole = torch.empty_strided(ctx.shape, ctx.strides, dtype=slopes[0].dtype, device=slopes[0].device)
-        for place, slope in zip(of_whole.unbind(0), slopes, strict=True):
-            place.copy_(slope)
-        return of_whole
+        return stacked_as(ctx.strides, slopes)
+
+
+def stacked_as(strides: Sequence[int], parts: Sequence[Tensor]) -> Tensor:
+    """The parts along a new first dimension, in memory in the order of these strides; one pass, no copy after.
+
+    >>> stacked_as((1, 2), [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]).stride()
+    (1, 2)
+    """
+    outward = sorted(range(len(strides)), key=lambda dimension: (-strides[dimension], dimension))
+    of_parts = [dimension - 1 for dimension in outward if dimension]
+    together = torch.stack([part.permute(of_parts) for part in parts], dim=outward.index(0))
+    return together.permute([outward.index(dimension) for dimension in range(len(strides))])
