@@ -5,8 +5,9 @@ arithmetic with the same kernels, reading its images from fixed places that are 
 another size is captured on its own; the first of each size is stepped plainly, and so are all of a size that will not
 come often enough.
 
-Everything runs on one stream of its own, from the first plain step on. The node that collects a weight's gradient
-belongs to the stream it was made on, and may outlive its step; a capture may not wait for any other stream.
+Everything of a run is on one stream of its own, which is the same for all runs. The node that collects a weight's
+gradient belongs to the stream it was made on, and may outlive its step; a capture may not wait for any other stream.
+And memory that is given back serves the stream it was used on: another would ask the device for more, which takes time.
 """
 
 from __future__ import annotations
@@ -27,9 +28,34 @@ Step = Callable[[Batch], Tensor]
 
 WORTH = 12
 """From so many steps on a capture pays for itself."""
-SPARE = 4
-"""Memory that plain steps left unused is given back, which takes time, where it is more than a part in so many of what
-is free."""
+AHEAD = 2
+"""A graph asks for its memory in one piece, as each takes time: for one part in so many of what is free at most. Where
+it needs more, what plain steps left unused is given back before, which takes time too."""
+
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def own_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which all runs on a device work."""
+    place = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    if place not in _STREAMS:
+        _STREAMS[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
+    return _STREAMS[place]
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """Work on that stream; before and after it the two streams wait for each other, the host for neither."""
+    if device.type != "cuda":
+        yield
+        return
+    here, there = torch.cuda.current_stream(device), own_stream(device)
+    there.wait_stream(here)
+    try:
+        with torch.cuda.stream(there):
+            yield
+    finally:
+        here.wait_stream(there)
 
 
 def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left: int) -> bool:
@@ -45,15 +71,14 @@ def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left
 class Captured:
     """A step that is replayed."""
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def __init__(self, step: Step, device: torch.device) -> None:
+        self._step, self._device = step, device
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Batch, Tensor] | None] = {}
 
     def __call__(self, batch: Batch, sizes: tuple[int, ...], left: int) -> Tensor:
         """Take the step. `sizes`: images of this batch and of those the anchors drew. `left`: steps still to come."""
-        with self._aside():
+        with aside(self._device):
             if sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
                 self._graphs[sizes] = self._capture(batch)
             self._seen[sizes] += 1
@@ -66,15 +91,6 @@ class Captured:
             graph.replay()
             return loss.clone()
 
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """On the stream of the steps; before and after it the two streams wait for each other, the host for neither."""
-        here = torch.cuda.current_stream()
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            yield
-        here.wait_stream(self._stream)
-
     def _capture(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor] | None:
         """The step as a graph, which does not take it; None for a network that cannot be captured.
 
@@ -86,11 +102,14 @@ class Captured:
         gc.disable()  # what it frees on the device in the middle of a capture would end it
         torch.cuda.synchronize()
         free, _total = torch.cuda.mem_get_info()
-        if SPARE * (torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) > free:
+        needed = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        if AHEAD * needed > free:
             torch.cuda.empty_cache()  # a graph has memory of its own, beside what plain steps leave unused
+            free, _total = torch.cuda.mem_get_info()
         try:
             graph.capture_begin()
             try:
+                torch.empty(min(needed, free // AHEAD), dtype=torch.uint8, device=self._device)  # to be cut up below
                 loss = self._step(held)
             finally:
                 graph.capture_end()

@@ -5,11 +5,12 @@
 - So are those of the scale and shift of a layer normalisation, where each row has a weight: one matrix product.
 - Queries, keys and values are cut out of one tensor; their gradients go straight to where they were cut from, not
   into a stack that is then copied into place.
+- Layer normalisation and GELU are done by `kernels`, where those are ready.
 - A convolution whose patches do not overlap, as the first layer of a ViT, is one matrix product; the library reorders
   the images for it several times.
 
-While the context lasts, networks of any library use them: they stand in for `F.linear`, `F.layer_norm`, `F.conv2d`
-and `unbind`.
+While the context lasts, networks of any library use them: they stand in for `F.linear`, `F.layer_norm`, `F.gelu`,
+`F.conv2d` and `unbind`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from famr.kernels import Gelu, LayerNorms, fits
+from famr.kernels.compiling import ready
 
 
 def lean_pays(device: torch.device) -> bool:
@@ -60,6 +64,8 @@ class LeanBackward(TorchFunctionMode):
         if torch.is_grad_enabled():
             if func is F.linear:
                 return linear(*args, **named)
+            if func is F.gelu:
+                return gelu(*args, **named)
             if func is torch.Tensor.unbind and (*args[1:], *named.values()) in ((), (0,)):
                 found: tuple[Tensor, ...] = _Unbind.apply(args[0])
                 return found
@@ -96,6 +102,15 @@ def layer_norm(
     if choosing:
         input, weight, bias = input.float(), weight.float(), bias.float()
     out: Tensor = _LayerNorm.apply(input, weight, bias, eps)
+    return out
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """x·Φ(x), by our own kernel where there is one."""
+    own = ready(Gelu, 0, (input,)) if approximate == "none" and input.requires_grad else None
+    if own is None:
+        return F.gelu(input, approximate=approximate)
+    out: Tensor = _Gelu.apply(input, own)
     return out
 
 
@@ -197,8 +212,12 @@ class _Linear(torch.autograd.Function):
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.own = own = ready(LayerNorms, weight.shape[0], (x, weight, bias))
+        if own is not None:
+            out, mean, rstd = own.forward(x, weight, bias, eps)
+        else:
+            with torch.autocast(x.device.type, enabled=False):
+                out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         return out
 
@@ -208,6 +227,8 @@ class _LayerNorm(torch.autograd.Function):
         """Σ g·(x − μ)/σ = Σ (g·x)/σ − Σ g·μ/σ for the scale, Σ g for the shift."""
         x, weight, mean, rstd = ctx.saved_tensors
         slope = slope.contiguous()
+        if ctx.own is not None and fits(slope):
+            return (*ctx.own.backward(slope, x, mean, rstd, weight), None)
         wanted = [True, False, False]  # the gradient in x alone
         of_x, _, _ = torch.ops.aten.native_layer_norm_backward(
             slope, x, weight.shape, mean, rstd, weight, weight, wanted
@@ -217,6 +238,23 @@ class _LayerNorm(torch.autograd.Function):
         of_bias, less = column_sums(rows, torch.stack([torch.ones_like(mean), mean * rstd]))
         (more,) = column_sums(rows * x.reshape(-1, width), rstd[None])
         return of_x, (more - less).to(weight.dtype), of_bias.to(weight.dtype), None
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, own: Gelu) -> Tensor:
+        ctx.own = own
+        ctx.save_for_backward(x)
+        return own.forward(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        slope = slope.contiguous()
+        if fits(slope):
+            return ctx.own.backward(slope, x), None
+        return torch.ops.aten.gelu_backward(slope, x), None
 
 
 class _Unbind(torch.autograd.Function):

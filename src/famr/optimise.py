@@ -97,7 +97,7 @@ def minimise(
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
         return forget_loss
 
-    captured = Captured(step) if device.type == "cuda" and ranks.size == 1 else None
+    captured = Captured(step, device) if device.type == "cuda" and ranks.size == 1 else None
 
     def take(batch: Batch, left: int) -> Tensor:
         """The step, by the quickest way there is, and with the memory there is."""

@@ -14,6 +14,7 @@ from famr.anchors import Held, WeightAnchor
 from famr.anchors.choose import anchors_for
 from famr.at_work import begin_anew, from_work, require_divisible, to_work, what_is_seen, working_place
 from famr.batches import LabelledImages
+from famr.captured import aside
 from famr.data import Images
 from famr.defaults import settle
 from famr.devices import repeatable
@@ -22,6 +23,7 @@ from famr.evaluation import Scores, collect, score
 from famr.finite import naming
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
 from famr.front import Front
+from famr.kernels import get_ready
 from famr.labels import require_same_labels
 from famr.lean import lean_pays
 from famr.method import FAMR
@@ -194,6 +196,9 @@ def forget(
         seen = what_is_seen(original, splits, forget, settings) if ranks.size > 1 else {}
     ranks.agree(seen)
     to_work(unlearned.module, place, ranks)
+    lean = lean_pays(place) and ranks.size == 1
+    if lean and method.settled_precision == "bf16":
+        get_ready(unlearned.module)
     watch = watch_over(splits, unlearned, place, method, seed, ranks) if gates or method.strength == "auto" else None
 
     fronts: list[Front | None] = []  # found by the first attempt: what is frozen is so in all of them
@@ -202,8 +207,9 @@ def forget(
         """One whole run from the original weights."""
         begin_anew(unlearned.module, original.module, ranks)
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
-        with repeatable(seed), editing, named, forget_loss(unlearned, firm, passes, place, ranks) as plain:
-            loss = replace(plain, lean=lean_pays(place) and ranks.size == 1)
+        asking = forget_loss(unlearned, firm, passes, place, ranks)
+        with aside(place), repeatable(seed), editing, named, asking as plain:
+            loss = replace(plain, lean=lean)
             ahead = passes
             if splits is not None:
                 if not fronts:

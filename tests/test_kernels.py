@@ -1,0 +1,225 @@
+"""Kernels of our own: they compile, they are tried before they are used, and they are used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from famr.kernels import compiling, gelu, get_ready
+from famr.kernels.compiling import Key, ready, source
+from famr.kernels.gelu import Gelu
+from famr.kernels.layer_norm import LANES, WARPS, WIDEST, LayerNorms, agrees, serves
+from famr.lean import LeanBackward
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_COMING", {})
+
+
+def there_is(key: Key, found: object) -> None:
+    coming: Future[Any] = Future()
+    coming.set_result(found)
+    compiling._COMING[key] = coming
+
+
+def forward(grid: Any, block: Any, given: list[Any]) -> None:
+    """What the kernel does, said in torch."""
+    x, weight, bias, out, mean, rstd, rows, eps = given
+    wide = x.float().reshape(rows, -1)
+    mean.copy_(wide.mean(1))
+    rstd.copy_((wide.var(1, correction=0) + eps).rsqrt())
+    out.copy_(((wide - mean[:, None]) * rstd[:, None] * weight.float() + bias.float()).reshape(x.shape))
+
+
+def backward(grid: tuple[int, int, int], block: Any, given: list[Any]) -> None:
+    """Each block takes the rows of its warps, in turn."""
+    slope, x, mean, rstd, weight, of_x, of_scale, of_shift, rows = given
+    g, unit = slope.float().reshape(rows, -1), (x.float().reshape(rows, -1) - mean[:, None]) * rstd[:, None]
+    weighted = g * weight.float()
+    across = (weighted * unit).mean(1, keepdim=True)
+    of_x.copy_((rstd[:, None] * (weighted - weighted.mean(1, keepdim=True) - unit * across)).reshape(x.shape))
+    for place in range(grid[0]):
+        mine = torch.arange(rows) // WARPS % grid[0] == place
+        of_scale[place], of_shift[place] = (g * unit)[mine].sum(0), g[mine].sum(0)
+
+
+@pytest.fixture
+def kernels() -> LayerNorms:
+    """In the place of compiled ones, on the CPU, for rows of 64."""
+    found = LayerNorms(forward, backward, processors=2)
+    there_is((LayerNorms, 64, CPU), found)
+    return found
+
+
+def in_half(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+def test_right_kernels_agree_with_the_library() -> None:
+    assert agrees(LayerNorms(forward, backward, 2), 64, CPU)
+    assert agrees(LayerNorms(forward, backward, 1), 200, CPU)
+
+
+def no_shift(grid: Any, block: Any, given: list[Any]) -> None:
+    forward(grid, block, [*given[:2], torch.zeros_like(given[2]), *given[3:]])
+
+
+def a_row_too_few(grid: Any, block: Any, given: list[Any]) -> None:
+    backward(grid, block, given)
+    given[5][-1] = 0
+
+
+def lost_block(grid: Any, block: Any, given: list[Any]) -> None:
+    backward(grid, block, given)
+    given[6][-1] = 0
+
+
+def no_number(grid: Any, block: Any, given: list[Any]) -> None:
+    backward(grid, block, given)
+    given[7][0, 0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "back"), [(no_shift, backward), (forward, a_row_too_few), (forward, lost_block), (forward, no_number)]
+)
+def test_wrong_ones_do_not(ahead: Callable[..., None], back: Callable[..., None]) -> None:
+    assert not agrees(LayerNorms(ahead, back, 2), 64, CPU)
+
+
+def test_a_network_uses_them_for_rows_in_half_and_gets_the_same_gradients(kernels: LayerNorms) -> None:
+    layer = nn.LayerNorm(64).bfloat16()
+    nn.init.normal_(layer.weight)
+    x, slope = in_half(3, 5, 64).requires_grad_(), in_half(3, 5, 64)
+    found = []
+    for lean in (True, False):
+        layer.zero_grad()
+        x.grad = None
+        if lean:
+            with LeanBackward():
+                out = layer(x)
+            assert out.grad_fn.own is kernels
+        else:
+            out = layer(x)
+        out.backward(slope)
+        found.append([out.detach(), x.grad, layer.weight.grad, layer.bias.grad])
+    for one, other in zip(*found, strict=True):
+        assert one is not None
+        assert other is not None
+        assert float((one.float() - other.float()).norm()) <= 2**-6 * float(other.float().norm())
+
+
+def test_anything_else_is_left_to_the_library(kernels: LayerNorms) -> None:
+    weight, bias = in_half(64), in_half(64)
+
+    def found(x: Tensor, weight: Tensor = weight, bias: Tensor = bias) -> LayerNorms | None:
+        return ready(LayerNorms, x.shape[-1], (x, weight, bias))
+
+    assert found(in_half(2, 64)) is kernels
+    assert found(in_half(2, 64).float()) is None
+    assert found(in_half(2, 64), weight.float()) is None
+    assert found(in_half(64, 2).mT) is None  # rows that do not lie one after the other
+    assert found(in_half(2 * 64 + 1)[1:].view(2, 64)) is None  # and do not begin at a whole piece
+    assert found(in_half(2, 32), in_half(32), in_half(32)) is None  # nobody asked for this width
+
+
+def test_where_they_cannot_be_compiled_the_library_does_it() -> None:
+    """As on a machine without CUDA."""
+    network = nn.Sequential(nn.LayerNorm(24), nn.LayerNorm(12), nn.LayerNorm(24, elementwise_affine=False), nn.GELU())
+    get_ready(network)
+    assert [key[:2] for key in compiling._COMING] == [(Gelu, 0), (LayerNorms, 24)]  # each width that can be served
+    assert ready(LayerNorms, 24, [in_half(2, 24)]) is None
+    first = network[0].bfloat16()
+    with LeanBackward():
+        out = F.gelu(first(in_half(2, 24)))
+    assert torch.equal(out, F.gelu(F.layer_norm(in_half(2, 24), (24,), first.weight, first.bias)))
+
+
+def gelu_forward(grid: Any, block: Any, given: list[Any]) -> None:
+    x, out, pieces = given
+    assert pieces * 8 == x.numel()
+    assert grid[0] * block[0] >= pieces
+    out.copy_(x.float() * (1 + torch.erf(x.float() / 2**0.5)) / 2)
+
+
+def gelu_backward(grid: Any, block: Any, given: list[Any]) -> None:
+    slope, x, of_x, _pieces = given
+    wide = x.double()
+    normal = torch.distributions.Normal(0.0, 1.0)
+    of_x.copy_(slope * (normal.cdf(wide) + wide * normal.log_prob(wide).exp()))
+
+
+def of_the_tail(grid: Any, block: Any, given: list[Any]) -> None:
+    """Good to three digits of the largest answers, and wrong where they are next to nothing."""
+    gelu_forward(grid, block, given)
+    given[1][given[0] < -4] = -0.01
+
+
+def halved_slope(grid: Any, block: Any, given: list[Any]) -> None:
+    gelu_backward(grid, block, [given[0] / 2, *given[1:]])
+
+
+def test_a_right_gelu_agrees_with_the_library_and_wrong_ones_do_not() -> None:
+    assert gelu.agrees(Gelu(gelu_forward, gelu_backward), CPU)
+    assert not gelu.agrees(Gelu(of_the_tail, gelu_backward), CPU)
+    assert not gelu.agrees(Gelu(gelu_forward, halved_slope), CPU)
+
+
+def test_a_network_uses_it_where_there_are_gradients_in_half() -> None:
+    own = Gelu(gelu_forward, gelu_backward)
+    there_is((Gelu, 0, CPU), own)
+    x, slope = in_half(3, 64).requires_grad_(), in_half(3, 64)
+    with LeanBackward():
+        out = nn.GELU()(x)
+        others = nn.GELU("tanh")(x), F.gelu(x.float()), F.gelu(x.detach())
+        with torch.no_grad():
+            assert F.gelu(x).grad_fn is None
+    assert out.grad_fn.own is own
+    assert not any(hasattr(other.grad_fn, "own") for other in others)
+    out.backward(slope)
+    assert x.grad is not None
+    torch.testing.assert_close(out, F.gelu(x), rtol=2e-2, atol=1e-3)
+    torch.testing.assert_close(x.grad, torch.ops.aten.gelu_backward(slope, x.detach()), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "constants"), [("gelu", ""), *(("layer_norm", f"#define WIDTH {width}\n") for width in (192, 768, WIDEST))]
+)
+def test_the_kernels_compile(name: str, constants: str) -> None:
+    """For a GPU that need not be there; not where torch was built without CUDA, and has no compiler."""
+    from torch.cuda import _utils
+
+    for kernel in ("forward", "backward"):
+        try:
+            binary, found = _utils._nvrtc_compile(constants + source(name), kernel, compute_capability="90")
+        except OSError:
+            assert torch.version.cuda is None
+        else:
+            assert found == kernel
+            assert len(binary) > 1000
+
+
+def test_both_sides_mean_the_same_by_a_block_and_by_a_piece() -> None:
+    said = dict(re.findall(r"constexpr int (LANES|WARPS|PIECE) = (\d+)", source("layer_norm")))
+    assert said == {"LANES": str(LANES), "WARPS": str(WARPS), "PIECE": str(compiling.PIECE)}
+    assert serves(WIDEST)
+    assert 2 * WARPS * WIDEST * 4 <= 48 << 10  # bytes that a block may share without asking
+
+
+def test_the_thread_that_compiles_makes_itself_known_to_the_device_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that nothing can be loaded there."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: torch.no_grad())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("known"))
+    compiling.begin((Gelu, 0, CPU), lambda: done.append("made"), lambda _found: not done.append("tried"))
+    compiling._COMING[(Gelu, 0, CPU)].result()
+    assert done == ["known", "made", "tried"]
