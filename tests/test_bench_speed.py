@@ -18,10 +18,19 @@ from PIL import Image
 import famr
 from famr.alternatives import FineTune, SalUn, Scrub
 from famr.alternatives.neg_grad_plus import FORGET_PART
-from famr.bench import speed, speed_ceiling, speed_memory
+from famr.bench import speed, speed_ceiling, speed_loops, speed_memory
 from famr.bench.speed_alternatives import DEFAULT, EPOCHS, OURS, PLAIN, Contest, reached, sample_passes, seek
 from famr.bench.speed_checks import checks
-from famr.bench.speed_loops import apart, compare_loops, numbers, plain_loop, prepared_images, run_ours
+from famr.bench.speed_loops import (
+    apart,
+    compare_loops,
+    metrics,
+    numbers,
+    plain_loop,
+    prepared_images,
+    run_ours,
+    run_plain,
+)
 from famr.bench.speed_memory import compare_memory
 from famr.bench.speed_subject import LITTLE_VIT, POOL, Named, forgetting, forward_flops, made, size_named, synthetic
 from famr.errors import NumericsError, RequestError
@@ -66,6 +75,35 @@ def test_both_loops_end_with_the_same_weights(tiny: Classifier, splits: Splits) 
     assert found["agreement"]["weights_apart"] < 1e-5
     assert max(found["agreement"]["gap"].values()) < 1e-5
     assert found["agreement"]["ours"] != found["agreement"]["original"]
+
+
+def test_where_accuracies_differ_the_plain_loop_says_what_rounding_does(
+    tiny: Classifier, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = replace(numbers(3, 5, "bf16"), learning_rate=1e-2)
+    agreement = compare_loops(tiny, splits, method, 3, CPU, repeats=1)["agreement"]
+    assert agreement["gap_of_rounding"] is None
+    monkeypatch.setattr(speed_loops, "POINTS", -1.0)  # any difference is too large
+    agreement = compare_loops(tiny, splits, method, 3, CPU, repeats=1)["agreement"]
+    full = run_plain(tiny, prepared_images(tiny, splits, CPU), replace(method, precision="fp32"), 3)
+    assert agreement["plain_in_fp32"] == metrics(tiny, full.module, splits, CPU)
+    rounding = abs(agreement["plain"]["forget_entropy"] - agreement["plain_in_fp32"]["forget_entropy"])
+    assert agreement["gap_of_rounding"]["forget_entropy"] == rounding > 0
+    exact = compare_loops(tiny, splits, replace(method, precision="fp32"), 3, CPU, repeats=1)["agreement"]
+    assert exact["gap_of_rounding"] is None  # there is nothing finer to compare with
+
+
+@pytest.mark.parametrize(("own", "holds"), [(None, False), (0.001, False), (0.004, True)])
+def test_accuracies_may_differ_by_what_rounding_does_to_the_plain_loop(own: float | None, holds: bool) -> None:
+    run = content()
+    agreement = _result(run, "loops")["agreement"]
+    agreement["gap"]["retain_accuracy"] = 0.003
+    if own is not None:
+        agreement["gap_of_rounding"] = {"retain_accuracy": own, "forget_accuracy": 0.0, "forget_entropy": 0.5}
+        agreement["plain_in_fp32"] = agreement["plain"]
+    (check,) = [each for each in checks(run) if "accuracies equal" in each.claim]
+    assert check.holds is holds
+    assert ("| plain in fp32 |" in speed_markdown("speed-h200", run)) is (own is not None)
 
 
 def test_loops_that_differ_are_seen_to_differ(tiny: Classifier, splits: Splits) -> None:

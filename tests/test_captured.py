@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import weakref
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
+import torch
+from torch import Tensor
 
-from famr.captured import WORTH, worth_capturing
+from famr import captured
+from famr.batches import Batch
+from famr.captured import WORTH, Captured, worth_capturing
 
 
 def plan(sizes: list[tuple[int, ...]]) -> list[int]:
@@ -34,3 +41,122 @@ def test_a_short_last_batch_is_captured_only_where_there_are_many_epochs() -> No
 @pytest.mark.parametrize("steps", [1, 2, WORTH])
 def test_a_short_run_is_not_captured(steps: int) -> None:
     assert plan([(64, 64)] * steps) == []
+
+
+class FakePool:
+    """Memory that must not go before what was taken from it."""
+
+    id = (0, 7)
+
+
+class FakeGraph:
+    """Takes no step while it is written down, and takes it again each time it is replayed."""
+
+    writing: Callable[[], object] | None = None
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], object]] = []
+
+    def capture_begin(self, pool: tuple[int, int]) -> None:
+        assert pool == FakePool.id
+        FakeGraph.writing = self._steps.append  # type: ignore[assignment]
+
+    def capture_end(self) -> None:
+        FakeGraph.writing = None
+
+    def replay(self) -> None:
+        for step in self._steps:
+            step()
+
+
+@pytest.fixture
+def in_the_pool(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Captured steps on a CPU, by fakes; which plain steps had the pool."""
+    used: list[bool] = []
+
+    @contextmanager
+    def use(pool: FakePool) -> Iterator[None]:
+        used.append(isinstance(pool, FakePool))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "MemPool", FakePool)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return used
+
+
+def batches(count: int, images: int = 4) -> list[Batch]:
+    draw = torch.Generator().manual_seed(0)
+    return [
+        Batch(torch.randn(images, 3, generator=draw), torch.zeros(images), torch.randperm(9, generator=draw)[:images])
+        for _ in range(count)
+    ]
+
+
+def walk(weight: Tensor) -> Callable[[Batch], Tensor]:
+    """A step that depends on the images, on their places, and on all steps before."""
+    loss = torch.zeros(())
+
+    def step(batch: Batch) -> Tensor:
+        def work() -> None:
+            slope = (batch.images * batch.positions[:, None]).mean(0)
+            loss.copy_((weight * slope).sum())
+            weight.mul_(0.9).sub_(0.1 * slope)
+
+        (FakeGraph.writing or (lambda now: now()))(work)  # type: ignore[call-arg]
+        return loss
+
+    return step
+
+
+def test_replayed_steps_are_the_plain_ones(in_the_pool: list[bool]) -> None:
+    plain, replayed = torch.ones(3), torch.ones(3)
+    usual, taken = walk(plain), Captured(walk(replayed), torch.device("cpu"))
+    every = batches(30)
+    losses = [usual(batch).clone() for batch in every]
+    found = [taken(batch, (4,), left=30 - place).clone() for place, batch in enumerate(every)]
+    assert torch.equal(torch.stack(found), torch.stack(losses))
+    assert torch.equal(replayed, plain)
+    assert in_the_pool == [True]  # the first step alone is plain, and its memory is the graph's
+
+
+def test_a_network_that_cannot_be_captured_is_stepped_plainly(in_the_pool: list[bool]) -> None:
+    weight = torch.ones(3)
+    usual = walk(weight)
+
+    def asks(batch: Batch) -> Tensor:
+        if FakeGraph.writing is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return usual(batch)
+
+    taken = Captured(asks, torch.device("cpu"))
+    first, *others = batches(20)
+    taken(first, (4,), left=20)
+    with pytest.warns(UserWarning, match="one by one.*not permitted"):
+        taken(others[0], (4,), left=19)
+    for place, batch in enumerate(others[1:]):
+        taken(batch, (4,), left=18 - place)
+    assert len(in_the_pool) == 20
+
+
+def test_the_pool_goes_after_its_graphs_whoever_holds_them(in_the_pool: list[bool]) -> None:
+    """A pool that goes while it is in use ends the process."""
+    gone: list[str] = []
+    taken = Captured(walk(torch.ones(3)), torch.device("cpu"))
+    every = batches(20)
+    for place, batch in enumerate(every[:3]):
+        taken(batch, (4,), left=20 - place)
+    graph = taken._graphs[(4,)]
+    assert graph is not None
+    weakref.finalize(graph._graph, gone.append, "graph")
+    weakref.finalize(taken._pool, gone.append, "pool")
+    del taken
+    assert gone == []  # as in a traceback
+    del graph
+    assert gone == ["graph", "pool"]
+
+
+def test_elsewhere_there_is_no_other_stream() -> None:
+    with captured.aside(torch.device("cpu")):
+        assert captured._STREAMS == {}

@@ -5,6 +5,8 @@ arithmetic with the same kernels, reading its images from fixed places that are 
 another size is captured on its own; the first of each size is stepped plainly, and so are all of a size that will not
 come often enough.
 
+Plain and captured steps take their memory from one pool: what the first plain step left unused is what the graph needs.
+
 Everything of a run is on one stream of its own, which is the same for all runs. The node that collects a weight's
 gradient belongs to the stream it was made on, and may outlive its step; a capture may not wait for any other stream.
 And memory that is given back serves the stream it was used on: another would ask the device for more, which takes time.
@@ -28,9 +30,6 @@ Step = Callable[[Batch], Tensor]
 
 WORTH = 12
 """From so many steps on a capture pays for itself."""
-AHEAD = 2
-"""A graph asks for its memory in one piece, as each takes time: for one part in so many of what is free at most. Where
-it needs more, what plain steps left unused is given back before, which takes time too."""
 
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -68,51 +67,63 @@ def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left
     return seen[sizes] * left >= WORTH * seen.total() > 0
 
 
+class Graph:
+    """A captured step, the places it reads from, and where it leaves its loss; never without the pool of its memory."""
+
+    def __init__(self, pool: torch.cuda.MemPool, like: Batch) -> None:
+        self._graph = torch.cuda.CUDAGraph()  # goes before the pool does, which must not be in use any more
+        self._pool = pool
+        self._held = Batch(like.images.clone(), like.labels, like.positions.to(like.images.device).clone())
+        self._loss: Tensor
+
+    def capture(self, step: Step) -> None:
+        """Write the step down; it is not taken."""
+        self._graph.capture_begin(pool=self._pool.id)  # type: ignore[arg-type]
+        try:
+            self._loss = step(self._held)
+        finally:
+            self._graph.capture_end()
+
+    def replay(self, batch: Batch) -> Tensor:
+        """Take the step on other images; its loss."""
+        self._held.images.copy_(batch.images)
+        self._held.positions.copy_(batch.positions)
+        self._graph.replay()
+        return self._loss.clone()
+
+
 class Captured:
     """A step that is replayed."""
 
     def __init__(self, step: Step, device: torch.device) -> None:
         self._step, self._device = step, device
         self._seen: Counter[tuple[int, ...]] = Counter()
-        self._graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Batch, Tensor] | None] = {}
+        self._graphs: dict[tuple[int, ...], Graph | None] = {}
+        self._pool = torch.cuda.MemPool()
 
     def __call__(self, batch: Batch, sizes: tuple[int, ...], left: int) -> Tensor:
         """Take the step. `sizes`: images of this batch and of those the anchors drew. `left`: steps still to come."""
         with aside(self._device):
             if sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
-                self._graphs[sizes] = self._capture(batch)
+                self._graphs[sizes] = self._captured(batch)
             self._seen[sizes] += 1
             found = self._graphs.get(sizes)
-            if found is None:
+            if found is not None:
+                return found.replay(batch)
+            with torch.cuda.use_mem_pool(self._pool):
                 return self._step(batch)
-            graph, held, loss = found
-            held.images.copy_(batch.images)
-            held.positions.copy_(batch.positions)
-            graph.replay()
-            return loss.clone()
 
-    def _capture(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor] | None:
-        """The step as a graph, which does not take it; None for a network that cannot be captured.
+    def _captured(self, batch: Batch) -> Graph | None:
+        """The step as a graph; None for a network that cannot be captured.
 
-        A plain step of this size came before: libraries have chosen their kernels and made their work space.
+        A plain step of this size came before: libraries have chosen their kernels and made their work space. The device
+        may still be at it, as nothing here asks it.
         """
-        held = Batch(batch.images.clone(), batch.labels, batch.positions.to(batch.images.device).clone())
-        graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
         gc.disable()  # what it frees on the device in the middle of a capture would end it
-        torch.cuda.synchronize()
-        free, _total = torch.cuda.mem_get_info()
-        needed = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-        if AHEAD * needed > free:
-            torch.cuda.empty_cache()  # a graph has memory of its own, beside what plain steps leave unused
-            free, _total = torch.cuda.mem_get_info()
         try:
-            graph.capture_begin()
-            try:
-                torch.empty(min(needed, free // AHEAD), dtype=torch.uint8, device=self._device)  # to be cut up below
-                loss = self._step(held)
-            finally:
-                graph.capture_end()
+            found = Graph(self._pool, batch)
+            found.capture(self._step)
         except RuntimeError as error:  # a network that asks the device something in between
             torch.cuda.synchronize()
             first = error if error.__context__ is None else error.__context__
@@ -122,4 +133,4 @@ class Captured:
         finally:
             if collecting:
                 gc.enable()
-        return graph, held, loss
+        return found

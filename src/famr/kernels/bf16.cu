@@ -7,13 +7,11 @@ constexpr int PIECE = 8;
 __device__ __forceinline__ float low(word both) { return __uint_as_float(both << 16); }
 __device__ __forceinline__ float high(word both) { return __uint_as_float(both & 0xffff0000u); }
 
-__device__ __forceinline__ word rounded(float value) {  // to the nearest bf16, to the even one of two
-    const word bits = __float_as_uint(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;  // not a number stays none
-    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+__device__ __forceinline__ word pair(float first, float second) {  // each to the nearest bf16, to the even one of two
+    word both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    return both;
 }
-
-__device__ __forceinline__ word pair(float first, float second) { return rounded(first) | (rounded(second) << 16); }
 
 __device__ __forceinline__ void unpacked(const uint4 piece, float* out) {
     out[0] = low(piece.x); out[1] = high(piece.x); out[2] = low(piece.y); out[3] = high(piece.y);
