@@ -9,7 +9,9 @@ are in half of them. Each shadow then unlearns what it saw. The attacker is told
 
 A shadow has seen other images, and may lose more than the budget when it unlearns: where the method refuses it may
 lose `WIDER`, and the cell says of how many shadows that holds. A cell that fails is kept with its reason, and the run
-goes on; a run that is stopped and started again goes on with the shadow at which it was stopped.
+goes on; a run that is stopped and started again goes on with the shadow at which it was stopped. Shadows are kept by
+their answers alone, in half precision, a few megabytes each: with `--prepare` nothing else is made, and they can be
+carried to another machine.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ TRIAL_CLASSES = 4
 TRIAL_NETWORK = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 
 Start = Callable[[int], famr.Classifier]
+Wanted = tuple[str, str]
+"""A kind of request, and a method."""
 
 
 def main() -> None:
@@ -64,6 +68,7 @@ def main() -> None:
     parser.add_argument("--shadow-epochs", type=int, default=TRAINING.epochs, help="as of the audited model")
     parser.add_argument("--requests", nargs="+", default=["class", "samples"], choices=["class", "samples"])
     parser.add_argument("--methods", nargs="+", default=["default", "paper"], choices=list(METHODS))
+    parser.add_argument("--prepare", action="store_true", help="make what is missing of the shadows, and no cell")
     parser.add_argument("--images", type=int, help="a trial: so many images of four classes, and a tiny network")
     arguments = parser.parse_args()
     data = famr.open_data(f"parquet:{arguments.data}", label_column="label")
@@ -93,17 +98,21 @@ def main() -> None:
     requests = {"class": famr.Request(classes=[name]), "samples": famr.Request(samples=some.tolist())}
     original = train_original(start, data, training, 0, results, models)
     shadows = Shadows(start, data, name, some, shorter, arguments.shadows, models)
-    for kind in arguments.requests:
-        missing = [method for method in arguments.methods if not results.has(kind=kind, method=method)]
-        if not missing:
-            continue
+    missing = {
+        kind: [method for method in arguments.methods if not results.has(kind=kind, method=method)]
+        for kind in arguments.requests
+    }
+    shadows.prepare([(kind, method) for kind in missing for method in missing[kind]])
+    if arguments.prepare:
+        return
+    for kind in [each for each in missing if missing[each]]:
         splits = famr.split(data, requests[kind])
         assert splits.retain is not None
         references = [
             retrained(start, splits.retain, training, seed, models / f"retrained-{kind}-{seed}")
             for seed in range(arguments.references)
         ]
-        for method in missing:
+        for method in missing[kind]:
             cell = kept_cell(original, references, splits, shadows, kind, method)
             results.add({"kind": kind, "request": requests[kind].describe(), "method": method, **cell})
 
@@ -209,12 +218,29 @@ class Shadows:
         wider = sum(f"{kind}.{method}.budget" in each for each in found)
         return Populations(targets, by(method, inside), by("trained", outside), by("trained", inside)), wider
 
+    def prepare(self, wanted: Sequence[Wanted]) -> None:
+        """Train each shadow once, let it unlearn in every wanted way; one that fails is left for its cell to tell."""
+        for place in range(len(self.has_class)):
+            kept = self._kept(place)
+            if missing := [each for each in wanted if ".".join(each) not in kept]:
+                self._ask(place, missing, kept, passing=True)
+
     def answers_of(self, place: int, kind: str, method: str) -> dict[str, Tensor]:
         """One shadow's answers before and after it unlearns, kept on disk; trained where it is not kept."""
-        file = self.models / f"shadow-{place}.safetensors"
-        kept = load_file(str(file)) if file.is_file() else {}
-        if f"{kind}.{method}" in kept:
-            return kept
+        kept = self._kept(place)
+        return kept if f"{kind}.{method}" in kept else self._ask(place, [(kind, method)], kept, passing=False)
+
+    def _kept(self, place: int) -> dict[str, Tensor]:
+        file = self._file(place)
+        return {name: each.float() for name, each in load_file(str(file)).items()} if file.is_file() else {}
+
+    def _file(self, place: int) -> Path:
+        return self.models / f"shadow-{place}.safetensors"
+
+    def _ask(
+        self, place: int, wanted: Sequence[Wanted], kept: dict[str, Tensor], *, passing: bool
+    ) -> dict[str, Tensor]:
+        """Train a shadow, ask it, let it unlearn in the wanted ways and ask it again; all of it is kept."""
         train, device = self.data.train, pick_device("auto")
         seen = torch.ones(len(train), dtype=torch.bool)
         seen[self.samples[~self.has_sample[place]]] = False
@@ -223,23 +249,30 @@ class Shadows:
         model = retrained(self.start, train.where(seen), self.training, 100 + place, self.models / f"shadow-{place}")
         for each, images in self.forget.items():
             if f"{each}.trained" not in kept:
-                kept[f"{each}.trained"] = answers(model, images, device).logits.contiguous()
-        if kind == "samples" or self.has_class[place]:
-            mine = replace(self.data, train=train.where(seen))
-            names = set(mine.train.ids)
-            inside = [id_ for id_ in self.forget["samples"].ids if id_ in names]
+                kept[f"{each}.trained"] = answers(model, images, device).logits
+        mine = replace(self.data, train=train.where(seen))
+        names = set(mine.train.ids)
+        inside = [id_ for id_ in self.forget["samples"].ids if id_ in names]
+        for kind, method in wanted:
+            if kind == "class" and not self.has_class[place]:  # there is nothing to unlearn
+                kept[f"{kind}.{method}"] = kept[f"{kind}.trained"].clone()
+                continue
             request = famr.Request(classes=[self.name]) if kind == "class" else famr.Request(samples=inside)
-            unlearned, budget = forgotten(model, famr.split(mine, request), METHODS[method], place)
-            kept[f"{kind}.{method}"] = answers(unlearned, self.forget[kind], device).logits.contiguous()
+            try:
+                unlearned, budget = forgotten(model, famr.split(mine, request), METHODS[method], place)
+            except famr.FamrError as error:
+                if not passing:
+                    raise
+                log(f"shadow {place}, {kind}, {method}: {error.what}")
+                continue
+            kept[f"{kind}.{method}"] = answers(unlearned, self.forget[kind], device).logits
             if budget > METHODS[method].budget:
                 kept[f"{kind}.{method}.budget"] = torch.tensor(budget)
-        else:  # there is nothing to unlearn
-            kept[f"{kind}.{method}"] = kept[f"{kind}.trained"].clone()
-        whole = file.with_suffix(".partial")
-        save_file(kept, str(whole))
-        whole.replace(file)
-        log(f"shadow {place}, {kind}, {method}: done")
-        return kept
+        whole = self._file(place).with_suffix(".partial")
+        save_file({name: each.half().contiguous() for name, each in kept.items()}, str(whole))
+        whole.replace(self._file(place))
+        log(f"shadow {place}: {', '.join('.'.join(each) for each in wanted)} done")
+        return self._kept(place)
 
 
 def forgotten(model: famr.Classifier, splits: Splits, method: famr.FAMR, seed: int) -> tuple[famr.Classifier, float]:

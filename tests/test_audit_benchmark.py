@@ -108,6 +108,37 @@ def test_a_run_that_is_stopped_loses_one_shadow_at_most(
     assert [seed for seed, _ in asked] == [2, 3, 0, 1, 2, 3]
 
 
+def test_shadows_are_prepared_at_once_and_serve_on_another_machine(
+    shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each is trained once for all that it has to unlearn; what is carried elsewhere is its answers."""
+    trained: list[int] = []
+    network = benchmark.retrained
+
+    def noted(start: Any, images: Any, training: Any, seed: int, folder: Path) -> famr.Classifier:
+        trained.append(seed - 100)
+        return network(start, images, training, seed, folder)
+
+    monkeypatch.setattr(benchmark, "retrained", noted)
+    asked = unlearning(monkeypatch, lambda seed, _budget: seed == 1)  # whatever this one unlearns fails
+    wanted = [(kind, method) for kind in ("class", "samples") for method in ("default", "paper")]
+    shadows.prepare(wanted)
+    assert trained == [0, 1, 2, 3]
+    own, wider = famr.FAMR().budget, benchmark.WIDER
+    paper = famr.FAMR.paper().budget
+    once = {place: [own, paper, own, paper] for place in (0, 2)}  # a class and samples, each in two ways
+    assert [budget for seed, budget in asked if seed in once] == 2 * once[0]
+    assert [budget for seed, budget in asked if seed == 1] == [own, wider, paper]  # it never saw the class
+    unlearning(monkeypatch, lambda _seed, _budget: False)
+    shadows.prepare(wanted)
+    assert trained == [0, 1, 2, 3, 1]  # what had failed, and nothing else
+    shadows.models.rename(tmp_path / "carried")
+    monkeypatch.setattr(shadows, "models", tmp_path / "carried")
+    for kind, method in wanted:
+        shadows.populations(kind, method)
+    assert trained == [0, 1, 2, 3, 1]
+
+
 def test_a_cell_that_fails_is_kept_with_its_reason_and_shown_so(
     shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
