@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import famr
 from conftest import alg1
-from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor, kfac
+from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor, choose, kfac
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import kfac_factors
 from famr.batches import Batch, loader_batches
@@ -154,7 +156,7 @@ def test_kfac_of_a_linear_model_and_one_input_is_its_exact_fisher() -> None:
     """With one input x the Fisher information of W is (diag p − ppᵀ) ⊗ x̃x̃ᵀ, a Kronecker product already."""
     module = nn.Linear(3, 4).double()
     one = torch.randn(1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    (layer,) = kfac_factors(module, logits_of, [batch(one.repeat(20_000, 1))], torch.Generator().manual_seed(0))
+    (layer,), _ = kfac_factors(module, logits_of, [batch(one.repeat(20_000, 1))], torch.Generator().manual_seed(0))
     p = torch.softmax(module(one).detach(), dim=-1)[0]
     extended = torch.cat([one[0], torch.ones(1, dtype=torch.float64)])
     torch.testing.assert_close(layer.A, torch.outer(extended, extended))
@@ -178,7 +180,8 @@ def test_kfac_holds_a_network_of_linear_layers_alone() -> None:
 def test_kfac_factors_of_a_convolution_agree_with_loops_over_places() -> None:
     module = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1, stride=2), nn.Flatten(), nn.Linear(27, 4, bias=False))
     inputs = images(5)
-    found = {f.weight: f for f in kfac_factors(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(9))}
+    layers, _ = kfac_factors(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(9))
+    found = {layer.weight: layer for layer in layers}
     uniform = torch.rand(5, generator=torch.Generator().manual_seed(9))
     convolved = module[0](inputs)
     log_p = torch.log_softmax(module[1:](convolved), dim=-1)
@@ -203,7 +206,7 @@ def test_kfac_gradient_is_the_derivative_of_its_penalty_and_costs_nothing_where_
     module = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2)).double()
     inputs = torch.randn(30, 4, dtype=torch.float64)
     inputs[:, 3] = 0  # a feature the data never uses
-    layers = kfac_factors(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(0))
+    layers, _ = kfac_factors(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(0))
     covered = {place for layer in layers for place in (layer.weight, layer.bias) if place is not None}
     rest = fisher_diagonal(module, logits_of, [batch(inputs)], torch.Generator(), covered)
     assert [bool(f.any()) for f in rest] == [False, False, True, True, False, False]
@@ -223,6 +226,60 @@ def test_kfac_gradient_is_the_derivative_of_its_penalty_and_costs_nothing_where_
     assert float(anchor.penalty(parameters)) == pytest.approx(before)
 
 
+class Twice(nn.Module):
+    """A normalisation of tokens that is used twice, one of rows, and one over another dimension than the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.rows, self.first = nn.LayerNorm(6), nn.LayerNorm(6), Channels(3)
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tokens(self.one(self.tokens(self.first(x))))
+        out: Tensor = self.other(self.rows(x.mean(1)))
+        return out
+
+
+class Channels(nn.LayerNorm):
+    """As convolutional networks have it: (images, channels, places)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mT).mT
+
+
+def test_normalisations_get_their_fisher_information_with_the_layers() -> None:
+    torch.manual_seed(0)
+    module, inputs = Twice(), torch.randn(5, 3, 6)
+    for parameter in module.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    expected = dict(zip(dict(module.named_parameters()), slow_fisher(module, inputs, 9), strict=True))
+    names = list(expected)
+    layers, found = kfac_factors(module, logits_of, [batch(inputs)], torch.Generator().manual_seed(9))
+    assert {names[place] for place in found} == {f"{norm}.{part}" for norm in ("tokens", "rows") for part in PARTS}
+    for place, each in found.items():
+        torch.testing.assert_close(each, expected[names[place]])
+    assert {names[layer.weight] for layer in layers} == {"one.weight", "other.weight"}
+    module.tokens.bias.requires_grad_(False)  # half of it may change: it is left to the slower way
+    assert len(kfac_factors(module, logits_of, [batch(inputs)], torch.Generator()).diagonals) == 2
+
+
+def test_the_anchor_has_the_information_of_every_weight_that_may_change(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    usual = choose.fisher_diagonal
+
+    def noted(module: nn.Module, *rest: Any) -> list[Tensor]:
+        every = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        asked.append([name for place, name in enumerate(every) if place not in rest[-1]])
+        return usual(module, *rest)
+
+    monkeypatch.setattr(choose, "fisher_diagonal", noted)
+    kept(original, without_three, anchor="kfac", epochs=1)
+    assert asked == [["cls_token", "pos_embed"]]  # nothing else needs a gradient for each image
+
+
+PARTS = ("weight", "bias")
 SETTINGS = {"optimiser": "adam", "learning_rate": 3e-4, "reduction": "mean", "batch_size": 32, "epochs": 5}
 
 

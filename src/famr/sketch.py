@@ -127,7 +127,7 @@ def take_sketch(
     with repeatable(seed), placed(model.module, place), evaluating(model.module), naming(some.ids):
         draws = torch.Generator().manual_seed(seed)
         diagonal = fisher_diagonal(model.module, logits_of, batches(None), draws)
-        layers = kfac_factors(model.module, logits_of, batches(None), draws)
+        layers, _ = kfac_factors(model.module, logits_of, batches(None), draws)
     return Sketch(
         weights_sha256=model.digest(),
         images=len(some),

@@ -75,9 +75,9 @@ def _fisher_anchor(loss: ForgetLoss, start: list[Tensor], batches: Batches, seed
     module, draws = loss.model.module, torch.Generator().manual_seed(seed)
     if loss.method.anchor == "fisher":
         return FisherAnchor(start, fisher_diagonal(module, logits_of, batches(None), draws))
-    layers = kfac_factors(module, logits_of, batches(None), draws)
-    rest = fisher_diagonal(module, logits_of, batches(None), draws, _covered(layers))
-    return KFACAnchor(start, layers, rest)
+    layers, diagonals = kfac_factors(module, logits_of, batches(None), draws)
+    rest = fisher_diagonal(module, logits_of, batches(None), draws, _covered(layers) | diagonals.keys())
+    return KFACAnchor(start, layers, [diagonals.get(place, each) for place, each in enumerate(rest)])
 
 
 def from_sketch(loss: ForgetLoss, start: list[Tensor], sketch: Sketch) -> FisherAnchor | KFACAnchor:

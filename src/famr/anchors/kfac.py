@@ -39,6 +39,14 @@ class Factors(NamedTuple):
     G: Tensor  # (outputs, outputs)
 
 
+class Metrics(NamedTuple):
+    """What one pass over images finds."""
+
+    layers: list[Factors]
+    diagonals: dict[int, Tensor]
+    """Diagonal Fisher information of layer normalisations, by the places of scale and shift among the parameters."""
+
+
 @dataclass(frozen=True, eq=False)
 class KFACAnchor:
     """A = ½ Σ_layers tr(ΔWᵀ G ΔW A) + ½ Σ_rest Fᵢ Δᵢ². Needs retained images once, to take the factors."""
@@ -117,21 +125,31 @@ def _put(tensors: list[Tensor], layer: Factors, matrix: Tensor) -> None:
 
 def kfac_factors(
     module: nn.Module, logits: Callable[[object], Tensor], batches: Iterable[Batch], generator: torch.Generator
-) -> list[Factors]:
-    """A and G of every linear and convolutional layer that was used, from the network's own draws of labels."""
+) -> Metrics:
+    """A and G of every linear and convolutional layer that was used, from the network's own draws of labels.
+
+    Layer normalisations come on the way: they have two numbers a feature, whose gradients image by image are at hand.
+    """
     index = {id(p): place for place, p in enumerate(p for p in module.parameters() if p.requires_grad)}
     layers = [
         layer
         for layer in module.modules()
         if _is_covered(layer) and id(layer.weight) in index and (layer.bias is None or id(layer.bias) in index)
     ]
+    norms = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1 and layer.bias is not None
+        if id(layer.weight) in index and id(layer.bias) in index
+    ]
     totals: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    squares: dict[nn.LayerNorm, Tensor] = {}
     used: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
 
     def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         used.setdefault(layer, []).append((inputs[0].detach(), output))
 
-    handles = [layer.register_forward_hook(keep) for layer in layers]
+    handles = [layer.register_forward_hook(keep) for layer in (*layers, *norms)]
     count = 0
     sums = Sums()
     try:
@@ -143,22 +161,60 @@ def kfac_factors(
                 likelihood = log_p.gather(-1, draw_labels(log_p.detach(), uniform)[:, None]).sum()
                 calls = [(layer, call) for layer, found in used.items() for call in found]
                 gradients = torch.autograd.grad(likelihood, [output for _, (_, output) in calls])
+                if not count:
+                    norms = [norm for norm in norms if _is_plain(norm, used.get(norm, []), len(images))]
+                of_images: dict[nn.LayerNorm, Tensor] = {}
                 for (layer, (inputs, _)), gradient in zip(calls, gradients, strict=True):
+                    if isinstance(layer, nn.LayerNorm):
+                        if layer in norms:
+                            of_images[layer] = of_images.get(layer, 0.0) + _per_image(layer, inputs, gradient)
+                        continue
                     a, g = _rows(layer, inputs, gradient)  # (rows, inputs [+ 1]), (rows, outputs)
                     per_image = len(a) / len(images)
                     A, G = totals.get(layer, (0.0, 0.0))
                     totals[layer] = (A + a.T @ a / per_image, G + g.T @ g)
+                for norm, each in of_images.items():
+                    squares[norm] = squares.get(norm, 0.0) + each.square().sum(dim=1)
                 count += len(images)
-            sums.after(batch, (factor for pair in totals.values() for factor in pair))
+            sums.after(batch, (*(factor for pair in totals.values() for factor in pair), *squares.values()))
     finally:
         for handle in handles:
             handle.remove()
     names = {layer: name for name, layer in module.named_modules()}
-    sums.require_finite("Fisher information", {names[layer]: pair for layer, pair in totals.items()})
-    return [
-        Factors(index[id(layer.weight)], None if layer.bias is None else index[id(layer.bias)], A / count, G / count)
-        for layer, (A, G) in totals.items()
-    ]
+    found: dict[nn.Module, tuple[Tensor, ...]] = {**totals}
+    found.update((norm, (both,)) for norm, both in squares.items())
+    sums.require_finite("Fisher information", {names[layer]: each for layer, each in found.items()})
+    return Metrics(
+        [
+            Factors(
+                index[id(layer.weight)], None if layer.bias is None else index[id(layer.bias)], A / count, G / count
+            )
+            for layer, (A, G) in totals.items()
+        ],
+        {
+            index[id(parameter)]: each / count
+            for norm, both in squares.items()
+            for parameter, each in zip((norm.weight, norm.bias), both, strict=True)
+        },
+    )
+
+
+def _is_plain(norm: nn.LayerNorm, calls: Sequence[tuple[Tensor, Tensor]], images: int) -> bool:
+    """Whether it normalises over the last dimension, with the images along the first; some libraries' do not."""
+    for inputs, output in calls:
+        if len(inputs) != images or inputs.ndim < 2 or inputs.shape[-1] != norm.normalized_shape[0]:
+            return False
+        again = F.layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        if not torch.allclose(output, again, rtol=1e-3, atol=1e-3):
+            return False
+    return True
+
+
+def _per_image(norm: nn.LayerNorm, inputs: Tensor, gradient: Tensor) -> Tensor:
+    """The gradients of scale and shift of each image: (2, images, features)."""
+    unit = F.layer_norm(inputs, norm.normalized_shape, None, None, norm.eps)
+    both = torch.stack([gradient * unit, gradient])
+    return both.reshape(2, len(inputs), -1, inputs.shape[-1]).sum(dim=2)
 
 
 def _is_covered(layer: nn.Module) -> bool:
