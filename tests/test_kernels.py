@@ -127,6 +127,7 @@ def test_anything_else_is_left_to_the_library(kernels: LayerNorms) -> None:
     assert found(in_half(2, 64)) is kernels
     assert found(in_half(2, 64).float()) is None
     assert found(in_half(2, 64), weight.float()) is None
+    assert found(in_half(0, 64)) is None
     assert found(in_half(64, 2).mT) is None  # rows that do not lie one after the other
     assert found(in_half(2 * 64 + 1)[1:].view(2, 64)) is None  # and do not begin at a whole piece
     assert found(in_half(2, 32), in_half(32), in_half(32)) is None  # nobody asked for this width

@@ -18,7 +18,7 @@ import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -67,10 +67,15 @@ def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left
     return seen[sizes] * left >= WORTH * seen.total() > 0
 
 
+def own_pool() -> torch.cuda.MemPool | None:
+    """Memory that plain and captured steps share; None where somebody chose an allocator that has no such thing."""
+    return torch.cuda.MemPool() if torch.cuda.memory.get_allocator_backend() == "native" else None
+
+
 class Graph:
     """A captured step, the places it reads from, and where it leaves its loss; never without the pool of its memory."""
 
-    def __init__(self, pool: torch.cuda.MemPool, like: Batch) -> None:
+    def __init__(self, pool: torch.cuda.MemPool | None, like: Batch) -> None:
         self._graph = torch.cuda.CUDAGraph()  # goes before the pool does, which must not be in use any more
         self._pool = pool
         self._held = Batch(like.images.clone(), like.labels, like.positions.to(like.images.device).clone())
@@ -78,7 +83,7 @@ class Graph:
 
     def capture(self, step: Step) -> None:
         """Write the step down; it is not taken."""
-        self._graph.capture_begin(pool=self._pool.id)  # type: ignore[arg-type]
+        self._graph.capture_begin(pool=None if self._pool is None else self._pool.id)  # type: ignore[arg-type]
         try:
             self._loss = step(self._held)
         finally:
@@ -99,7 +104,7 @@ class Captured:
         self._step, self._device = step, device
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._graphs: dict[tuple[int, ...], Graph | None] = {}
-        self._pool = torch.cuda.MemPool()
+        self._pool = own_pool()
 
     def __call__(self, batch: Batch, sizes: tuple[int, ...], left: int) -> Tensor:
         """Take the step. `sizes`: images of this batch and of those the anchors drew. `left`: steps still to come."""
@@ -110,7 +115,7 @@ class Captured:
             found = self._graphs.get(sizes)
             if found is not None:
                 return found.replay(batch)
-            with torch.cuda.use_mem_pool(self._pool):
+            with nullcontext() if self._pool is None else torch.cuda.use_mem_pool(self._pool):
                 return self._step(batch)
 
     def _captured(self, batch: Batch) -> Graph | None:

@@ -45,8 +45,9 @@ def ready(kind: type[Own], width: int, tensors: Iterable[Tensor]) -> Own | None:
 
 
 def fits(tensor: Tensor) -> bool:
-    """Whether its numbers lie one after the other, and can be read in pieces."""
-    return tensor.is_contiguous() and tensor.data_ptr() % (2 * PIECE) == 0 and tensor.numel() % PIECE == 0
+    """Whether there are numbers, one after the other, that can be read in pieces."""
+    whole = tensor.numel() > 0 and tensor.numel() % PIECE == 0
+    return whole and tensor.is_contiguous() and tensor.data_ptr() % (2 * PIECE) == 0
 
 
 def near(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
