@@ -169,6 +169,7 @@ def test_the_result_is_a_file_a_page_and_a_figure(
     assert retraining["steps_measured"] == 3 * (60 // 6)
     grown = results["growth"]
     assert [point["images"] for point in grown["with_forget"]["points"]] == [6, 60, 600]
+    assert [point["epochs"] for point in grown["with_forget"]["points"]] == [24, 4, 4]
     assert [point["images"] for point in grown["with_data"]["points"]] == [100, 1000, 10000]
     page = file.with_suffix(".md").read_text(encoding="utf-8")
     assert "0 of 4 stages failed" in page
