@@ -173,6 +173,7 @@ def test_the_result_is_a_file_a_page_and_a_figure(
     assert [point["images"] for point in grown["with_data"]["points"]] == [100, 1000, 10000]
     page = file.with_suffix(".md").read_text(encoding="utf-8")
     assert "0 of 4 stages failed" in page
+    assert "Kernels of our own in use: none." in page
     with Image.open(file.with_suffix(".png")) as figure:
         assert figure.width > 1000
     again = run(*arguments)

@@ -192,21 +192,27 @@ def test_a_network_uses_it_where_there_are_gradients_in_half() -> None:
     torch.testing.assert_close(x.grad, torch.ops.aten.gelu_backward(slope, x.detach()), rtol=2e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("name", "constants"), [("gelu", ""), *(("layer_norm", f"#define WIDTH {width}\n") for width in (192, 768, WIDEST))]
-)
-def test_the_kernels_compile(name: str, constants: str) -> None:
-    """For a GPU that need not be there; not where torch was built without CUDA, and has no compiler."""
+@pytest.mark.parametrize("home", [None, "elsewhere"])
+@pytest.mark.parametrize(("name", "width"), [("gelu", None), *(("layer_norm", width) for width in (192, 768, WIDEST))])
+def test_the_kernels_compile(name: str, width: int | None, home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a GPU that need not be there, with and without CUDA's headers; not where torch was built without CUDA."""
     from torch.cuda import _utils
+    from torch.utils import cpp_extension
 
-    for kernel in ("forward", "backward"):
-        try:
-            binary, found = _utils._nvrtc_compile(constants + source(name), kernel, compute_capability="90")
-        except OSError:
-            assert torch.version.cuda is None
-        else:
-            assert found == kernel
-            assert len(binary) > 1000
+    def compiled(text: str, kernel: str) -> Any:
+        binary, found = _utils._nvrtc_compile(text, kernel, compute_capability="90")
+        assert found == kernel
+        return binary
+
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", compiled)
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", home)
+    try:
+        forward, backward = compiling.launches(name, **({} if width is None else {"WIDTH": width}))
+    except OSError:
+        assert torch.version.cuda is None
+    else:
+        assert min(len(forward), len(backward)) > 1000  # type: ignore[arg-type]
+    assert home == cpp_extension.CUDA_HOME
 
 
 def test_both_sides_mean_the_same_by_a_block_and_by_a_piece() -> None:
@@ -214,6 +220,12 @@ def test_both_sides_mean_the_same_by_a_block_and_by_a_piece() -> None:
     assert said == {"LANES": str(LANES), "WARPS": str(WARPS), "PIECE": str(compiling.PIECE)}
     assert serves(WIDEST)
     assert 2 * WARPS * WIDEST * 4 <= 48 << 10  # bytes that a block may share without asking
+
+
+def test_what_is_in_use_is_told(kernels: LayerNorms) -> None:
+    there_is((Gelu, 0, CPU), Gelu(gelu_forward, gelu_backward))
+    there_is((LayerNorms, 192, CPU), None)  # did not compile, or was wrong
+    assert compiling.in_use() == ["Gelu", "LayerNorms 64"]
 
 
 def test_the_thread_that_compiles_makes_itself_known_to_the_device_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from famr.bench.speed_subject import LITTLE, PASS, Named, forgetting, forward_fl
 from famr.bench.speed_subject import size_named as size_named
 from famr.devices import Precision, pick_device
 from famr.errors import RequestError
+from famr.kernels.compiling import in_use
 from famr.models import Classifier
 from famr.runs import environment
 from famr.train import Training, fit
@@ -237,7 +238,7 @@ class Subject:
         plan = self._plan
         method = numbers(plan.epochs, plan.batch, plan.settled_precision)
         rest = (self.original, forgetting(self._data), method, plan.seed, plan.place, plan.repeats)
-        found = {**compare_loops(*rest), "late": late_layers(*rest)}
+        found = {**compare_loops(*rest), "late": late_layers(*rest), "kernels": in_use()}
         if tflops is None:
             return {**found, "floor": None}
         floor = found["sample_passes"] * self._flops / (tflops * 1e12)

@@ -137,7 +137,7 @@ def _loops(records: list[dict[str, Any]]) -> tuple[Block, ...]:
             tuple(times),
             words=2,
         ),
-        Text(f"Bringing the images to the network, an epoch, in our loop: {fed}."),
+        Text(f"Bringing the images to the network, an epoch, in our loop: {fed}.{_kernels(records)}"),
         Table(
             "What both loops made of the same network. Weights apart: ‖ours − plain‖ / ‖plain − original‖. Where their "
             "accuracies differ, the plain loop in fp32 shows what rounding alone does: answers that are nearly uniform "
@@ -147,6 +147,14 @@ def _loops(records: list[dict[str, Any]]) -> tuple[Block, ...]:
             words=2,
         ),
     )
+
+
+def _kernels(records: list[dict[str, Any]]) -> str:
+    """Which kernels of our own were in use; nothing where that was not recorded."""
+    if any("kernels" not in each["result"] for each in records):
+        return ""
+    names = sorted({name for each in records for name in each["result"]["kernels"]})
+    return f" Kernels of our own in use: {', '.join(names) or 'none'}."
 
 
 def _retraining(content: Mapping[str, Any]) -> tuple[Block, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +46,12 @@ def ready(kind: type[Own], width: int, tensors: Iterable[Tensor]) -> Own | None:
     return found
 
 
+def in_use() -> list[str]:
+    """The kernels that were compiled, tried and found right so far, by name and width."""
+    done = [(kind.__name__, width) for (kind, width, _), coming in _COMING.items() if coming.result() is not None]
+    return [f"{name} {width}" if width else name for name, width in sorted(set(done))]
+
+
 def fits(tensor: Tensor) -> bool:
     """Whether there are numbers, one after the other, that can be read in pieces."""
     whole = tensor.numel() > 0 and tensor.numel() % PIECE == 0
@@ -66,7 +74,22 @@ def launches(name: str, **constants: int) -> tuple[Launch, Launch]:
     """The forward and the backward kernel of a source, with these constants set."""
     text = "".join(f"#define {constant} {value}\n" for constant, value in constants.items()) + source(name)
     make: Any = torch.cuda._compile_kernel
-    return make(text, "forward"), make(text, "backward")
+    with _without_headers():
+        return make(text, "forward"), make(text, "backward")
+
+
+@contextmanager
+def _without_headers() -> Iterator[None]:
+    """Torch gives up where CUDA's own headers are not installed, as on most machines; these sources include none."""
+    from torch.utils import cpp_extension
+
+    home = cpp_extension.CUDA_HOME
+    if home is None:
+        cpp_extension.CUDA_HOME = str(Path(torch.__file__).parent)
+    try:
+        yield
+    finally:
+        cpp_extension.CUDA_HOME = home
 
 
 @cache
