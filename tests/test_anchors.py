@@ -231,7 +231,7 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.rows, self.first = nn.LayerNorm(6), nn.LayerNorm(6), Channels(3)
+        self.tokens, self.rows, self.first = nn.LayerNorm(6), nn.LayerNorm(6), Channels(6)
         self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ class Channels(nn.LayerNorm):
 
 def test_normalisations_get_their_fisher_information_with_the_layers() -> None:
     torch.manual_seed(0)
-    module, inputs = Twice(), torch.randn(5, 3, 6)
+    module, inputs = Twice(), torch.randn(5, 6, 6)  # as many places as channels
     for parameter in module.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))
     expected = dict(zip(dict(module.named_parameters()), slow_fisher(module, inputs, 9), strict=True))

@@ -105,8 +105,11 @@ def walk(weight: Tensor) -> Callable[[Batch], Tensor]:
             loss.copy_((weight * slope).sum())
             weight.mul_(0.9).sub_(0.1 * slope)
 
-        (FakeGraph.writing or (lambda now: now()))(work)  # type: ignore[call-arg]
-        return loss
+        if FakeGraph.writing is not None:  # a graph leaves its loss in one place
+            FakeGraph.writing(work)  # type: ignore[call-arg]
+            return loss
+        work()
+        return loss.clone()
 
     return step
 
@@ -119,8 +122,8 @@ def test_replayed_steps_are_the_plain_ones(
     plain, replayed = torch.ones(3), torch.ones(3)
     usual, taken = walk(plain), Captured(walk(replayed), torch.device("cpu"))
     every = batches(30)
-    losses = [usual(batch).clone() for batch in every]
-    found = [taken(batch, (4,), left=30 - place).clone() for place, batch in enumerate(every)]
+    losses = [usual(batch) for batch in every]
+    found = [taken(batch, (4,), left=30 - place) for place, batch in enumerate(every)]
     assert torch.equal(torch.stack(found), torch.stack(losses))
     assert torch.equal(replayed, plain)
     # the first step alone is plain, and its memory is the graph's; another allocator has no pools

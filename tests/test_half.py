@@ -64,6 +64,25 @@ def test_autocast_does_not_choose_the_precision_of_its_normalisations(monkeypatc
     assert chosen == [False] * 5  # two a block, and the last one
 
 
+def test_nor_where_nothing_is_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look is in the precision of the steps."""
+    chosen: list[bool] = []
+    usual = torch.layer_norm
+
+    def noted(*given: Any) -> Tensor:
+        chosen.append(torch.is_autocast_enabled("cpu"))
+        return usual(*given)
+
+    monkeypatch.setattr(torch, "layer_norm", noted)
+    network = vit()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), LeanBackward(), halved(network):
+        network(images())
+    assert chosen == [False] * 5
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), LeanBackward():
+        network.norm(images()[..., :1].bfloat16().expand(-1, -1, -1, 32))  # type: ignore[operator]
+    assert chosen[5:] == [True]  # weights in float32 and rows that are not: as the library has it
+
+
 def test_between_its_blocks_and_after_its_normalisations_everything_is_in_half() -> None:
     network, seen = vit(), []
     for block in network.blocks:  # type: ignore[union-attr]

@@ -86,6 +86,14 @@ def test_patches_that_do_not_overlap_are_convolved_by_one_product(half: bool) ->
         torch.testing.assert_close(one, other, rtol=5e-2 if half else 1e-4, atol=0.2 if half else 1e-3)
 
 
+def test_so_are_they_where_nothing_is_differentiated() -> None:
+    layer, images = nn.Conv2d(3, 8, kernel_size=4, stride=4).requires_grad_(False), torch.randn(2, 3, 16, 16)
+    with LeanBackward():
+        found = layer(images)
+    assert found.flatten(2).mT.is_contiguous()
+    torch.testing.assert_close(found, layer(images), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "options", [{"stride": 2}, {"stride": 4, "padding": 1}, {"stride": 4, "groups": 3}, {"stride": 4, "dilation": 2}]
 )
