@@ -198,16 +198,31 @@ def _memory(records: list[dict[str, Any]]) -> tuple[Block, ...]:
                 each["model"],
                 *(f"{value / MIB:,.0f}" for value in (found["weights"], *found["used"].values(), found["allowed"])),
                 NOT_AVAILABLE if share is None else f"{100 * share:.0f}",
+                *(_reserved(found[name]) for name in ("fine-tuning", "ours")),
             )
         )
     return (
         Table(
             "Peak beyond what was there before, in MiB; allowed: fine-tuning by plain SGD at the same batch, one copy "
-            "of the weights, and 5 %. On a CPU: of a process of its own.",
-            ("model", "weights", "fine-tuning", "ours", "allowed", "% of allowed"),
+            "of the weights, and 5 %. On a CPU: of a process of its own. Reserved: what torch kept from others on a "
+            "GPU at most, in use or not, images and all.",
+            (
+                "model",
+                "weights",
+                "fine-tuning",
+                "ours",
+                "allowed",
+                "% of allowed",
+                "fine-tuning reserved",
+                "ours reserved",
+            ),
             tuple(rows),
         ),
     )
+
+
+def _reserved(found: Mapping[str, Any]) -> str:
+    return f"{found['reserved'] / MIB:,.0f}" if found.get("reserved") else NOT_AVAILABLE
 
 
 def _growth(records: list[dict[str, Any]]) -> tuple[Block, ...]:
