@@ -68,6 +68,14 @@ def test_operations_are_those_of_the_closed_form(tiny: Classifier) -> None:
     assert next(little.module.parameters()).device.type == "cpu"
 
 
+def test_a_size_that_nobody_knows_is_told_with_its_option_and_all_that_are() -> None:
+    with pytest.raises(RequestError, match="no model 'Huge'") as caught:
+        size_named("Huge")
+    assert caught.value.where == "--sizes"
+    assert caught.value.fix is not None
+    assert {"ViT-L", "little."} <= set(caught.value.fix.replace(",", "").split())
+
+
 def test_both_loops_end_with_the_same_weights(tiny: Classifier, splits: Splits) -> None:
     found = compare_loops(tiny, splits, replace(numbers(3, 5, "fp32"), learning_rate=1e-2), 3, CPU, repeats=2)
     assert (found["sample_passes"], found["steps"]) == (3 * 14, 3 * 3)

@@ -145,6 +145,14 @@ def test_where_they_cannot_be_compiled_the_library_does_it() -> None:
     assert torch.equal(out, F.gelu(F.layer_norm(in_half(2, 24), (24,), first.weight, first.bias)))
 
 
+def test_a_gradient_that_lies_badly_is_copied() -> None:
+    for slope in (in_half(64, 2).mT, in_half(2 * 64 + 1)[1:].view(2, 64), in_half(2, 64)):
+        found = compiling.fitting(slope)
+        assert compiling.fits(found)
+        assert torch.equal(found, slope)
+        assert (found is slope) is compiling.fits(slope)
+
+
 def gelu_forward(grid: Any, block: Any, given: list[Any]) -> None:
     x, out, pieces = given
     assert pieces * 8 == x.numel()

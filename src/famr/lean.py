@@ -24,8 +24,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from famr.kernels import Gelu, LayerNorms, fits
-from famr.kernels.compiling import ready
+from famr.kernels import Gelu, LayerNorms
+from famr.kernels.compiling import fitting, ready
 
 
 def lean_pays(device: torch.device) -> bool:
@@ -184,8 +184,6 @@ def sum_to_last(slope: Tensor) -> Tensor:
     >>> sum_to_last(torch.ones(2, 3, 4))
     tensor([6., 6., 6., 6.])
     """
-    if slope.ndim == 1:
-        return slope
     total = slope
     while total.ndim > 1:
         total = total.sum(-2, dtype=torch.promote_types(slope.dtype, torch.float32))
@@ -226,9 +224,9 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Σ g·(x − μ)/σ = Σ (g·x)/σ − Σ g·μ/σ for the scale, Σ g for the shift."""
         x, weight, mean, rstd = ctx.saved_tensors
+        if ctx.own is not None:
+            return (*ctx.own.backward(fitting(slope), x, mean, rstd, weight), None)
         slope = slope.contiguous()
-        if ctx.own is not None and fits(slope):
-            return (*ctx.own.backward(slope, x, mean, rstd, weight), None)
         wanted = [True, False, False]  # the gradient in x alone
         of_x, _, _ = torch.ops.aten.native_layer_norm_backward(
             slope, x, weight.shape, mean, rstd, weight, weight, wanted
@@ -251,10 +249,7 @@ class _Gelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        slope = slope.contiguous()
-        if fits(slope):
-            return ctx.own.backward(slope, x), None
-        return torch.ops.aten.gelu_backward(slope, x), None
+        return ctx.own.backward(fitting(slope), x), None
 
 
 class _Unbind(torch.autograd.Function):

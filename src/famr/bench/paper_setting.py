@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -34,15 +34,16 @@ LITTLE = {
 DEFAULT = "FAMR"
 
 
-def size_called(name: str) -> str:
-    """`Ti`, `ti` or `ViT-Ti`.
+def size_called(name: str, option: str = "--size", also: Sequence[str] = ()) -> str:
+    """`Ti`, `ti` or `ViT-Ti`. Of another name the error says which option had it, and what else that knows.
 
     >>> size_called("b"), size_called("ViT-Ti")
     ('ViT-B', 'ViT-Ti')
     """
     found = {slug(size).removeprefix("vit-"): size for size in SIZES}.get(slug(name).removeprefix("vit-"))
     if found is None:
-        raise RequestError(f"The paper has no model {name!r}.", where="--size", fix=f"Use {', '.join(SIZES)}.")
+        known = ", ".join([*SIZES, *also])
+        raise RequestError(f"The paper has no model {name!r}.", where=option, fix=f"Use {known}.")
     return found
 
 

@@ -56,7 +56,7 @@ def size_named(name: str) -> Named:
     """
     if name.strip().lower() == LITTLE:
         return Named("little ViT", SIZES["ViT-Ti"], LITTLE_VIT)
-    size = size_called(name.strip())
+    size = size_called(name.strip(), option="--sizes", also=[LITTLE])
     return Named(size, SIZES[size])
 
 

@@ -5,9 +5,8 @@ device. Before one is used it has to answer as the library does; where it cannot
 library's is used.
 """
 
-from famr.kernels.compiling import fits
 from famr.kernels.gelu import Gelu
 from famr.kernels.layer_norm import LayerNorms
 from famr.kernels.network import get_ready
 
-__all__ = ["Gelu", "LayerNorms", "fits", "get_ready"]
+__all__ = ["Gelu", "LayerNorms", "get_ready"]

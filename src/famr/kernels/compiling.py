@@ -58,6 +58,12 @@ def fits(tensor: Tensor) -> bool:
     return whole and tensor.is_contiguous() and tensor.data_ptr() % (2 * PIECE) == 0
 
 
+def fitting(slope: Tensor) -> Tensor:
+    """A gradient as the kernels can read it: as it is, or a copy."""
+    whole = slope.contiguous()
+    return whole if fits(whole) else whole.clone()
+
+
 def near(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
     """Whether tensors are the expected ones, up to what bf16 rounds away; never where one has something not a number.
 
