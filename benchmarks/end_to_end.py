@@ -3,7 +3,9 @@
     python -m benchmarks.end_to_end --data parquet:DIR --model timm:vit_tiny_patch16_224 --weights FILE --class man \
         --epochs 8 --batch-size 512 --learning-rate 7e-4 --output benchmarks/results/end_to_end-cifar100-vit_tiny.json
 
-Every command is a process of its own, timed from outside. One more run of each is taken apart by Python's profiler; it
+Before that, on the same model and data, the paper's steps by a plain loop and by ours, and what each made of it.
+
+Every command is a process of its own, timed from outside. One more run of each is taken apart, see `taken_apart`; it
 takes a little longer. `--original RUN` leaves out the first training.
 """
 
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pstats
 import subprocess
 import sys
 import tempfile
@@ -19,25 +20,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import famr
 from benchmarks.cells import Results, log
+from famr.bench.speed_loops import compare_loops, numbers
+from famr.devices import pick_device
 
 METHODS: dict[str, list[str]] = {
     "default": [],
     "default, looking only at the end": ["--no-track-retain"],
     "paper": ["--paper", "--no-track-retain"],
 }
-PARTS = {
-    "Python and its libraries": ("<frozen importlib._bootstrap>", "_find_and_load"),
-    "the model": ("models/loading.py", "load_model"),
-    "the data": ("cli/commands.py", "splits_for"),
-    "decoding images": ("famr/batches.py", "shelved"),
-    "anchors": ("anchors/choose.py", "anchors_for"),
-    "steps": ("famr/optimise.py", "minimise"),
-    "looking at the forget set": ("famr/unlearning.py", "look"),
-    "scores": ("famr/evaluation.py", "compare"),
-    "writing": ("famr/runs.py", "save_unlearned"),
-}
-"""Where each part is spent: a file's end and a function. Images are decoded by whoever needs them first."""
 
 
 def main() -> None:
@@ -76,6 +68,8 @@ def main() -> None:
         original = given.original or folder / "original"
         if given.original is None:
             timed([*train, "--output-dir", str(original)])
+        if not results.has(name="loops"):
+            results.add({"name": "loops", **loops(original, given.data, given.label_column, given.name)})
         retrained = folder / "retrained"
         if not results.has(name="retraining"):
             seconds = timed([*train, "--without-class", given.name, "--output-dir", str(retrained)])
@@ -98,6 +92,18 @@ def main() -> None:
             log(f"{name}: {cell}")
 
 
+def loops(original: Path, spec: str, label_column: str | None, name: str) -> dict[str, Any]:
+    """The paper's preset in the precision of the device, as a plain loop takes its steps and as ours does."""
+    place = pick_device("auto")
+    data = famr.open_data(spec, label_column=label_column)
+    splits = famr.split(data, famr.Request(classes=[name]))
+    paper = famr.FAMR.paper()
+    method = numbers(paper.settled_epochs, paper.batch_size, "bf16" if place.type == "cuda" else "fp32")
+    found = compare_loops(famr.load_model(str(original)), splits, method, seed=0, device=place, repeats=2)
+    log(f"loops: {found}")
+    return found
+
+
 def timed(command: list[str]) -> float:
     """Seconds of a famr command in a process of its own."""
     begin = time.perf_counter()
@@ -108,16 +114,12 @@ def timed(command: list[str]) -> float:
 
 
 def taken_apart(command: list[str], folder: Path) -> dict[str, float]:
-    """Seconds of each part of a command, by Python's profiler; of what is inside another part both tell."""
-    file = folder / "profile"
-    _run([sys.executable, "-m", "cProfile", "-o", str(file), "-m", "famr", *command, "--quiet"])
-    stats: Any = pstats.Stats(str(file))
-    whole = float(stats.total_tt)
-    found = dict.fromkeys(PARTS, 0.0)
-    for (source, _line, function), (_calls, _primitive, _own, cumulative, _callers) in stats.stats.items():
-        for part, (end, name) in PARTS.items():
-            if function == name and source.replace("\\", "/").endswith(end):
-                found[part] += float(cumulative)
+    """Seconds of each part of a command, and of all of it."""
+    file = folder / "parts.json"
+    begun = time.time()
+    _run([sys.executable, "-m", "benchmarks.taken_apart", str(begun), str(file), *command, "--quiet"])
+    whole = time.time() - begun
+    found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
     return {**found, "all of it": whole}
 
 

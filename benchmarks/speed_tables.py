@@ -23,7 +23,7 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
     machine, training = content["environment"], content["training"]
     cells = {cell["name"]: cell for cell in content["cells"]}
     anew = statistics.median(cells["retraining"]["seconds"])
-    methods = [cell for label, cell in cells.items() if label != "retraining"]
+    methods = [cell for label, cell in cells.items() if label not in ("retraining", "loops")]
     heads = ("command", "runs", "seconds", "% of retraining", "seconds of steps", "% of retraining", "Ret-Acc %")
     rows: list[tuple[str, ...]] = [(*heads, "For-Acc %")]
     for cell in methods:
@@ -33,7 +33,9 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
         rows.append((cell["name"], str(len(cell["seconds"])), *took, *both))
     rows.append(("retraining", "1", f"{anew:.2f}", "100", *4 * ("–",)))
     parts: list[tuple[str, ...]] = [("part", *(cell["name"] for cell in methods))]
-    parts += [(part, *(f"{cell['parts'][part]:.2f}" for cell in methods)) for part in methods[0]["parts"]]
+    every = list(dict.fromkeys(part for cell in methods for part in cell["parts"]))
+    every.sort(key="all of it".__eq__)
+    parts += [(part, *(f"{cell['parts'].get(part, 0.0):.2f}" for cell in methods)) for part in every]
     setting = [
         f"- Data: {content['data']}",
         f"- Model: {content['model']}; {training['epochs']} epochs, batch {training['batch_size']}",
@@ -48,10 +50,32 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
         "images and the written folder are part of it. Retraining: `famr train --without-class`, likewise.",
         "## Where the time goes",
         markdown(parts),
-        "Seconds of one more run each, by Python's profiler. Images are decoded by whoever needs them first, and are "
-        "then counted there as well.",
+        "Seconds of one more run each; of a part inside another only the inner one counts. Images are decoded by "
+        "whoever needs them first.",
     ]
+    if "loops" in cells:
+        told += _both_loops(cells["loops"])
     return "\n\n".join(told) + "\n"
+
+
+def _both_loops(found: dict[str, Any]) -> list[str]:
+    """What a plain loop and ours made of the same model, and how long their steps took."""
+    agreement = found["agreement"]
+    rows: list[tuple[str, ...]] = [("steps by", "seconds", "Ret-Acc %", "For-Acc %", "CE", "Ent", "KL")]
+    for label in ("original", "plain", "plain_in_fp32", "ours"):
+        if (scores := agreement.get(label)) is None:
+            continue
+        took = f"{found[label]['median']:.2f}" if label in found else "–"
+        percent = [f"{100 * scores[column]:.2f}" for column in ("retain_accuracy", "forget_accuracy")]
+        nats = [f"{scores[f'forget_{name}']:.3f}" for name in ("cross_entropy", "entropy", "kl")]
+        rows.append((label.replace("_", " "), took, *percent, *nats))
+    return [
+        "## A plain loop and ours",
+        f"The paper's preset, {found['sample_passes']:,} sample passes in {found['steps']} steps, in the precision of "
+        "the device; seconds of all steps, the median of two calls each.",
+        markdown(rows),
+        f"Weights apart, as a share of how far they went: {agreement['weights_apart']:.1e}.",
+    ]
 
 
 def draw_if_any(content: dict[str, Any], file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import alg1
 from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor, choose, kfac
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import kfac_factors
-from famr.batches import Batch, loader_batches
+from famr.batches import Batch, loader_batches, order
 from famr.data import Data
 from famr.errors import NumericsError, RequestError
 from famr.metrics.forgetting import kl_divergence
@@ -150,6 +151,30 @@ def test_function_anchor_goes_round_all_its_images() -> None:
         anchor.gradient(list(module.parameters()))
     assert sorted(seen[:6]) == sorted(seen[6:]) == sorted(inputs[:, 0, 0, 0].tolist())
     assert seen[:6] != seen[6:]
+
+
+def test_function_anchor_leaves_what_is_over_in_a_round_for_another() -> None:
+    """Steps of one size are captured once; those that are left over are others each time."""
+    module, inputs = network(), images(7)
+    drawn: list[list[float]] = []
+
+    def spy(batch_images: Tensor) -> Tensor:
+        drawn.append(sorted(batch_images[:, 0, 0, 0].tolist()))
+        return module(batch_images)  # type: ignore[no-any-return]
+
+    def rounds(seed: int | None) -> Iterator[Batch]:
+        for positions in torch.split(order(7, seed), 3):
+            yield Batch(inputs[positions], torch.zeros(len(positions)), positions)
+
+    anchor = FunctionAnchor(spy, rounds, seed=0)
+    assert [len(each) for each in drawn] == [3, 3, 1]  # what the original says is known of all
+    drawn.clear()
+    for _ in range(40):
+        assert anchor.draw() == 3
+        anchor.gradient(list(module.parameters()))
+    in_rounds = [first + second for first, second in zip(drawn[::2], drawn[1::2], strict=True)]
+    assert all(len(set(each)) == 6 for each in in_rounds)
+    assert {value for each in in_rounds for value in each} == set(inputs[:, 0, 0, 0].tolist())
 
 
 def test_kfac_of_a_linear_model_and_one_input_is_its_exact_fisher() -> None:

@@ -197,6 +197,29 @@ def test_forgetting_ends_with_the_same_weights_and_walks_the_front_once(
     assert ends[1].history[0].seconds > 0 == plain.history[0].seconds  # the walk is counted
 
 
+def test_waiting_for_kernels_is_counted_with_the_steps(
+    knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ever = iter([3.0, 5.5])  # before the run, and when its first step begins
+    monkeypatch.setattr(unlearning, "waited", lambda: next(ever))
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    result = famr.forget(knows_digits, splits, replace(famr.FAMR.paper(), epochs=1), device="cpu", track_retain=False)
+    first, last = result.history
+    assert first.seconds == 2.5
+    assert last.seconds > 2.5
+
+
+def test_the_steps_of_an_epoch_are_of_one_size_where_they_can_be(knows_digits: famr.Classifier, digits: Data) -> None:
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    assert len(splits.forget) == 146
+    sizes = []
+    for method in (famr.FAMR(batch_size=100), replace(famr.FAMR.paper(), batch_size=100)):
+        found = setting.passes_of(knows_digits, splits, None, None, method, HERE)
+        sizes.append([len(batch.images) for batch in found.steps(0)])
+        assert len(sizes[-1]) == found.steps_per_epoch
+    assert sizes == [[73, 73], [100, 46]]  # a sum is taken as the paper says
+
+
 def test_a_loader_and_several_processes_go_without(knows_digits: famr.Classifier, digits: Data) -> None:
     splits = famr.split(digits, famr.Request(classes=["3"]))
     loss = ForgetLoss(knows_digits, replace(famr.FAMR.paper(), edited_share=0.3), torch.ones(10) / 10, HERE)

@@ -18,7 +18,7 @@ import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ from famr.batches import Batch
 Step = Callable[[Batch], Tensor]
 """One step of Alg. 1 on a batch, in place; its loss."""
 
-WORTH = 12
-"""From so many steps on a capture pays for itself."""
+WORTH = 3
+"""From so many steps on a capture pays for itself: it takes as long as one or two plain steps save."""
 
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -70,6 +70,14 @@ def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left
 def own_pool() -> torch.cuda.MemPool | None:
     """Memory that plain and captured steps share; None where somebody chose an allocator that has no such thing."""
     return torch.cuda.MemPool() if torch.cuda.memory.get_allocator_backend() == "native" else None
+
+
+def let_go(pool: torch.cuda.MemPool, device: torch.device) -> None:
+    """End what a capture began with a pool; one that breaks off leaves that undone, and the pool could not be used."""
+    place = torch.cuda.current_device() if device.index is None else device.index
+    with suppress(RuntimeError):  # it had ended
+        torch._C._cuda_endAllocateToPool(place, pool.id)
+        torch._C._cuda_releasePool(place, pool.id)
 
 
 class Graph:
@@ -131,6 +139,9 @@ class Captured:
             found.capture(self._step)
         except RuntimeError as error:  # a network that asks the device something in between
             torch.cuda.synchronize()
+            if self._pool is not None:
+                let_go(self._pool, self._device)
+                self._pool = None
             first = error if error.__context__ is None else error.__context__
             why = (str(first).splitlines() or ["no reason given"])[0]
             warnings.warn(f"The steps of this network run one by one, which takes longer: {why}", stacklevel=2)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from famr.batches import SHARE, Batch, Batches, looks, order
+from famr.batches import SHARE, Batch, Batches, looks, order, resident
 from famr.data import Images
 from famr.edited import call_order
 from famr.preprocessing import Preprocessing
@@ -90,6 +90,7 @@ class Front:
 
         def one_pass(seed: int | None) -> Iterator[Batch]:
             if source not in self._kept:
+                resident(images, preprocessing, device)  # reading them is not what this saves
                 begun = time.perf_counter()
                 every = looks(images, preprocessing, device)(None)
                 self._kept[source] = torch.cat([in_halves(self.walked, batch.images) for batch in every])

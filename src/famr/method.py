@@ -58,7 +58,7 @@ class FAMR:
     """Passes over the forget set. None: as many as make about 48 steps; for the others than `natural` at least eight,
     and about 100 steps."""
     batch_size: int = 128
-    """Images a step. The paper names none; with the sum of Eq. (2) a larger batch takes larger steps."""
+    """Images a step, at most. The paper names none; with the sum of Eq. (2) a larger batch takes larger steps."""
     optimiser: Optimiser | Auto = "auto"
     """`sgd` is the plain step of Alg. 1; `adam` takes the same gradient; `adamw` decouples the anchor from it;
     `natural` steps in the metric of the anchor, see `natural`. η falls along a cosine except for `sgd`."""
@@ -181,6 +181,17 @@ class FAMR:
     def settled_strength(self) -> float:
         """λ as a number, once it has been chosen."""
         return self._number("strength")
+
+    def images_a_step(self, images: int) -> int:
+        """So many that all steps of an epoch have about as many: with a mean, each image then weighs the same.
+
+        With a sum it does so anyway.
+
+        >>> FAMR().images_a_step(500), FAMR.paper().images_a_step(500)
+        (125, 64)
+        """
+        steps = -(-images // self.batch_size)
+        return self.batch_size if self.reduction == "sum" else -(-images // steps)
 
     def _require(self, holds: bool, name: str, must: str) -> None:
         if not holds:

@@ -106,7 +106,9 @@ def passes_of(
         )
     neutral = splits.retain if style_target is None else style_target
     return Passes(
-        steps=image_batches(splits.forget, model.prepared_by(), method.batch_size, device, ranks),
+        steps=image_batches(
+            splits.forget, model.prepared_by(), method.images_a_step(len(splits.forget)), device, ranks
+        ),
         steps_per_epoch=-(-len(splits.forget) // method.batch_size),
         forget=looks(splits.forget, model.prepared_by(), device, ranks),
         held_out=None if splits.test is None else looks(splits.test, model.prepared_by(), device, ranks),
@@ -146,6 +148,6 @@ def behind(front: Front | None, loss: ForgetLoss, passes: Passes, forget: Images
     prepared, place = loss.model.prepared_by(), loss.device
     return replace(loss, front=front), replace(
         passes,
-        steps=front.passes(forget, prepared, loss.method.batch_size, place),
+        steps=front.passes(forget, prepared, loss.method.images_a_step(len(forget)), place),
         forget=front.passes(forget, prepared, look_size(place), place),
     )

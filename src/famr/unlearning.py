@@ -23,7 +23,7 @@ from famr.evaluation import Scores, collect, score
 from famr.finite import naming
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
 from famr.front import Front
-from famr.kernels import get_ready
+from famr.kernels import get_ready, waited
 from famr.labels import require_same_labels
 from famr.lean import lean_pays
 from famr.method import FAMR
@@ -206,6 +206,7 @@ def forget(
     def attempt(firm: FAMR) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
         """One whole run from the original weights."""
         begin_anew(unlearned.module, original.module, ranks)
+        since = waited()
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
         asking = forget_loss(unlearned, firm, passes, place, ranks)
         with aside(place), repeatable(seed), editing, named, asking as plain:
@@ -217,7 +218,7 @@ def forget(
                     fronts.append(front_of(loss, splits.forget, source))
                 loss, ahead = behind(fronts[0], loss, passes, splits.forget)
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
-            history = tuple(_run(loss, ahead, anchors, seed, track_retain, on_event, progress))
+            history = tuple(_run(loss, ahead, anchors, seed, track_retain, on_event, progress, since))
             first, last = history[0], history[-1]
             outcome = Outcome(
                 strength=firm.settled_strength,
@@ -255,8 +256,12 @@ def _run(
     track_retain: bool,
     on_event: Callable[[Event], None] | None,
     progress: Progress,
+    since: float,
 ) -> Iterator[HistoryRow]:
-    """Alternate between an epoch of Alg. 1 and a look at where it got to; rows from before a break are as they were."""
+    """Alternate between an epoch of Alg. 1 and a look at where it got to; rows from before a break are as they were.
+
+    What makes the steps fast is counted with them: the walk through a frozen front, and the wait for kernels `since`.
+    """
     module = loss.model.module
     parameters = trainable(module)
     weights = anchors[0].anchor
@@ -299,7 +304,8 @@ def _run(
     apart = -(-loss.method.settled_epochs // ROWS)
     begun, rows = progress.begun()
     if begun is None:
-        begun = Epoch(epoch=0, steps=0, seconds=0.0 if loss.front is None else loss.front.seconds)
+        ahead = waited() - since + (0.0 if loss.front is None else loss.front.seconds)
+        begun = Epoch(epoch=0, steps=0, seconds=ahead)
     history = [HistoryRow(**row) for row in rows] or [look(begun)]
     yield from history
     steps = passes.steps_per_epoch

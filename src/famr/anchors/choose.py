@@ -58,14 +58,15 @@ def anchors_for(
         if isinstance(images, Images):
             assert method.function_images is not None
             images = some_of_each_class(images, method.function_images, seed)
+        size = method.images_a_step(len(images)) if isinstance(images, Images) else method.batch_size
         if isinstance(images, Images) and loss.front is not None:
-            at_once = (method.batch_size, look_size(loss.device, method.batch_size))
+            at_once = (size, look_size(loss.device, size))
             prepared = loss.model.prepared_by()
             batches, whole = (loss.front.passes(images, prepared, size, loss.device) for size in at_once)
         else:
-            batches, whole = _passes(loss, images, method.batch_size, loss.ranks), None
+            batches, whole = _passes(loss, images, size, loss.ranks), None
             if isinstance(images, Images):
-                whole = looks(images, loss.model.prepared_by(), loss.device, loss.ranks, method.batch_size)
+                whole = looks(images, loss.model.prepared_by(), loss.device, loss.ranks, size)
         held.append(Held(FunctionAnchor(loss.logits, batches, seed, loss.ranks, whole), method.function_strength))
     return held
 

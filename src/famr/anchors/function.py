@@ -45,8 +45,13 @@ class FunctionAnchor:
         self._original = torch.cat(found)
 
     def _endless(self, seed: int) -> Iterator[Batch]:
+        """Round after round; what is left over at the end of one, fewer than at its start, waits for another."""
         for turn in count():
-            yield from self._batches(seed * 1_000_003 + turn)
+            first = 0
+            for batch in self._batches(seed * 1_000_003 + turn):
+                first = first or len(batch.positions)
+                if len(batch.positions) >= first:
+                    yield batch
 
     def draw(self) -> int:
         """Take the next batch, into the same place as the last of its size: a captured step reads it from there.

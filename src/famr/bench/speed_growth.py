@@ -11,12 +11,11 @@ import torch
 
 from famr.bench.speed_loops import run_ours
 from famr.bench.speed_subject import forgetting, synthetic
-from famr.captured import WORTH
 from famr.method import FAMR
 from famr.models import Classifier
 
 DECADES = (1, 10, 100)
-SETTLED = 2 * WORTH
+SETTLED = 24
 """Steps of a run from which on a capture has paid for itself."""
 RETAINED = (100, 1_000, 10_000)
 

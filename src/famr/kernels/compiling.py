@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ Key = tuple[type, int, torch.device]
 Own = TypeVar("Own")
 
 _COMING: dict[Key, Future[Any]] = {}
+_WAITED: list[float] = []
 
 
 def begin(key: Key, make: Callable[[], Own], agrees: Callable[[Own], bool]) -> None:
@@ -40,10 +42,19 @@ def ready(kind: type[Own], width: int, tensors: Iterable[Tensor]) -> Own | None:
     key = (kind, width, every[0].device)
     if key not in _COMING or not all(each.dtype == torch.bfloat16 and fits(each) for each in every):
         return None
+    begun = time.perf_counter()
     for other in list(_COMING.values()):  # nobody may ask the device for anything while a step is captured
-        other.result()
+        if not other.done():
+            other.result()
+            _WAITED.append(time.perf_counter() - begun)
+            begun = time.perf_counter()
     found: Own | None = _COMING[key].result()
     return found
+
+
+def waited() -> float:
+    """Seconds for which this process has waited for kernels so far."""
+    return sum(_WAITED)
 
 
 def in_use() -> list[str]:
@@ -78,10 +89,13 @@ def near(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
 
 def launches(name: str, **constants: int) -> tuple[Launch, Launch]:
     """The forward and the backward kernel of a source, with these constants set."""
+    from torch.cuda import _utils as toolchain  # what `torch.cuda._compile_kernel` is made of, which compiles for each
+
     text = "".join(f"#define {constant} {value}\n" for constant, value in constants.items()) + source(name)
-    make: Any = torch.cuda._compile_kernel
     with _without_headers():
-        return make(text, "forward"), make(text, "backward")
+        binary, _ = toolchain._nvrtc_compile(text, "forward")
+    found: Any = toolchain._cuda_load_module(binary, ["forward", "backward"])
+    return found["forward"], found["backward"]
 
 
 @contextmanager
