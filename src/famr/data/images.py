@@ -176,7 +176,9 @@ class Images:
         if kept is not None:
             return kept
         try:
-            image = in_eight_bits(self.decode(row)).convert("RGB" if channels == 3 else "L")
+            image, mode = in_eight_bits(self.decode(row)), "RGB" if channels == 3 else "L"
+            if image.mode != mode:
+                image = image.convert(mode)
         except UNREADABLE as error:
             raise DataError(
                 f"An image cannot be read: {_reason(error)}.",
