@@ -73,7 +73,8 @@ def main() -> None:
         retrained = folder / "retrained"
         if not results.has(name="retraining"):
             seconds = timed([*train, "--without-class", given.name, "--output-dir", str(retrained)])
-            results.add({"name": "retraining", "seconds": [seconds]})
+            told = json.loads((retrained / "training/run.json").read_text(encoding="utf-8"))
+            results.add({"name": "retraining", "seconds": [seconds], "seconds_of_steps": told["seconds"]})
         for name, more in METHODS.items():
             if results.has(name=name):
                 continue

@@ -108,7 +108,7 @@ def test_the_page_says_what_both_loops_made_of_a_model() -> None:
                 "plain": {"median": 1.5},
                 "agreement": {"original": scores, "ours": scores, "plain": scores, "weights_apart": 0.001},
             },
-            {"name": "retraining", "seconds": [10.0]},
+            {"name": "retraining", "seconds": [10.0], "seconds_of_steps": 5.0},
             {
                 "name": "default",
                 "seconds": [4.0, 2.0, 3.0],
@@ -119,7 +119,7 @@ def test_the_page_says_what_both_loops_made_of_a_model() -> None:
         ],
     }
     page = end_to_end_page("x", content)
-    assert "| default | 3 | 3.00 | 30.0 | 0.10 | 1.0 | 50.0 | 50.0 |" in page
+    assert "| default | 3 | 3.00 | 30.0 | 0.10 | 2.0 | 50.0 | 50.0 |" in page
     assert page.index("| steps | 0.10 |") < page.index("| all of it | 3.50 |")
     assert "| ours | 0.25 | 50.00 | 50.00 | 1.000 | 1.000 | 1.000 |" in page
     assert "5,000 sample passes in 80 steps" in page
