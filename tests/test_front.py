@@ -15,6 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import famr
 from famr import front, setting, unlearning
+from famr.anchors import FunctionAnchor
 from famr.data import Data
 from famr.edited import edited_names, only
 from famr.forget_loss import ForgetLoss
@@ -197,6 +198,23 @@ def test_forgetting_ends_with_the_same_weights_and_walks_the_front_once(
     assert ends[1].history[0].seconds > 0 == plain.history[0].seconds  # the walk is counted
 
 
+def test_images_are_read_before_the_walk_is_timed(
+    knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def reads(*_given: object) -> None:
+        now[0] += 1000  # seconds
+
+    monkeypatch.setattr(front, "resident", reads)
+    monkeypatch.setattr(front.time, "perf_counter", lambda: now[0])
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    method = famr.FAMR(strength=1.0, epochs=1)
+    result = famr.forget(knows_digits, splits, method, device="cpu", track_retain=False)
+    assert now[0] == 2000  # those to forget, and those that are held
+    assert result.history[0].seconds == 0
+
+
 def test_waiting_for_kernels_is_counted_with_the_steps(
     knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +236,25 @@ def test_the_steps_of_an_epoch_are_of_one_size_where_they_can_be(knows_digits: f
         sizes.append([len(batch.images) for batch in found.steps(0)])
         assert len(sizes[-1]) == found.steps_per_epoch
     assert sizes == [[73, 73], [100, 46]]  # a sum is taken as the paper says
+
+
+@pytest.mark.parametrize("share", [None, 1.0])
+def test_held_images_come_in_rounds_of_even_batches(
+    knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch, share: float | None
+) -> None:
+    sizes: set[int] = set()
+    own = FunctionAnchor.draw
+
+    def noted(anchor: FunctionAnchor) -> int:
+        found = own(anchor)
+        sizes.add(found)
+        return found
+
+    monkeypatch.setattr(FunctionAnchor, "draw", noted)
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    method = famr.FAMR(strength=1.0, epochs=2, edited_share=share)
+    famr.forget(knows_digits, splits, method, device="cpu", track_retain=False)
+    assert sizes == {90}  # twenty of each of nine classes, at most 128 at a time
 
 
 def test_a_loader_and_several_processes_go_without(knows_digits: famr.Classifier, digits: Data) -> None:
