@@ -40,7 +40,7 @@ def objective_of(module: nn.Module, images: Tensor, strength: float = 0.3, rate:
     loss = ForgetLoss(famr.Classifier(module), method, uniform_target(classes).double(), CPU)
     parameters = list(module.parameters())
     start = [parameter.detach().clone() for parameter in parameters]
-    passes = Passes(forget, 1, forget, None, None, None, (), False)
+    passes = Passes(forget, 1, forget, None, None, None, None, (), False)
     return RestingObjective(loss, passes, parameters, flat(start), L2Anchor(start), strength, None, 0.0)
 
 

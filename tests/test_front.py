@@ -18,9 +18,11 @@ from famr import front, setting, unlearning
 from famr.anchors import FunctionAnchor
 from famr.data import Data
 from famr.edited import edited_names, only
-from famr.forget_loss import ForgetLoss
+from famr.evaluation import answers
+from famr.forget_loss import ForgetLoss, HeldOut
 from famr.front import Front, fits, frozen_front
 from famr.models.classifier import logits_of
+from famr.targets import matching_temperature, without
 
 HERE = torch.device("cpu")
 SOME = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -236,6 +238,29 @@ def test_the_steps_of_an_epoch_are_of_one_size_where_they_can_be(knows_digits: f
         sizes.append([len(batch.images) for batch in found.steps(0)])
         assert len(sizes[-1]) == found.steps_per_epoch
     assert sizes == [[73, 73], [100, 46]]  # a sum is taken as the paper says
+
+
+def test_some_held_out_images_tell_how_sure_a_target_is(
+    knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    assert splits.test is not None
+    method = famr.FAMR(target="masked", strength=1.0, epochs=1)
+    found = []
+    for count in (50, 10_000):
+        monkeypatch.setattr(setting, "COMPARED", count)
+        passes = setting.passes_of(knows_digits, splits, None, None, method, HERE)
+        assert passes.compared is not None
+        assert passes.held_out is not None
+        assert sum(len(batch.labels) for batch in passes.held_out(None)) == len(splits.test)
+        assert sum(len(batch.labels) for batch in passes.compared(None)) == min(count, len(splits.test))
+        result = famr.forget(knows_digits, splits, method, device="cpu", track_retain=False)
+        found.append(result.method.temperature)
+    unsure = HeldOut.of(answers(knows_digits, splits.test, HERE)).entropy_when_wrong
+    assert unsure is not None
+    masked = without(answers(knows_digits, splits.forget, HERE).logits, torch.tensor([3]))
+    assert found[1] == pytest.approx(matching_temperature(masked, unsure), rel=1e-4)
+    assert found[0] != pytest.approx(found[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("share", [None, 1.0])

@@ -7,14 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 import famr
+from famr import joining
 from famr.errors import RequestError
 from famr.joining import joined, started
 from famr.ranks import Ranks, number
@@ -250,3 +253,24 @@ def test_a_device_that_cannot_be_shared_is_refused(name: str) -> None:
 
 def test_a_figure_that_is_whole_is_its_number() -> None:
     assert number(torch.tensor(2.5)) == 2.5
+
+
+def test_nobody_leaves_before_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    early = threading.Thread(target=joining._part, args=(store, 2))
+    early.start()
+    early.join(0.2)
+    assert early.is_alive()
+    joining._part(store, 2)
+    early.join(joining.PARTING)
+    assert not early.is_alive()
+    monkeypatch.setattr(joining, "PARTING", 0.05)
+    joining._part(dist.HashStore(), 2)  # the other never comes; one's own work is done all the same
+
+
+def test_who_kept_the_store_may_be_gone() -> None:
+    class Gone(dist.Store):
+        def add(self, _key: str, _amount: int) -> int:
+            raise dist.DistNetworkError("Connection reset by peer")
+
+    joining._part(Gone(), 2)

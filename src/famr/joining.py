@@ -29,6 +29,9 @@ TIMEOUT = 600.0
 MEETING = 120.0
 """Seconds in which all must have come, or fewer where the timeout is shorter."""
 FAILURE = "failure"
+ENDED = "ended"
+PARTING = 5.0
+"""Seconds in which all others must have come to their end, too."""
 LAST_WORDS = 1.0
 """Seconds in which the words of a rank that is gone must be found; it left them before it went."""
 
@@ -72,6 +75,7 @@ def joined(asked: int | None = None, *, shard: bool = False, device: str = "auto
             raise _last_words(store) from error
         _leave_words(store, in_words(error, ranks.rank))
         raise
+    _part(store, ranks.size)
     gc.collect()  # what still refers to the group would keep its threads at work while the interpreter ends
     dist.destroy_process_group()
 
@@ -118,6 +122,18 @@ def timeout() -> float:
     if not 0 < seconds < 1e7:
         raise RequestError(f"$FAMR_TIMEOUT must be a number of seconds, got {text!r}.", fix="FAMR_TIMEOUT=600")
     return seconds
+
+
+def _part(store: Store, size: int) -> None:
+    """Wait until all have done their work: one that leaves earlier breaks off what another has not finished with."""
+    deadline = time.monotonic() + PARTING
+    try:
+        ended = store.add(ENDED, 1)
+        while ended < size and time.monotonic() < deadline:
+            time.sleep(0.01)
+            ended = store.add(ENDED, 0)
+    except RuntimeError:  # the one that kept the store is gone, so all had come
+        return
 
 
 def _is_loss_of_others(error: BaseException) -> bool:

@@ -8,7 +8,16 @@ from dataclasses import replace
 
 import torch
 
-from famr.batches import EVALUATION_BATCH, Batches, LabelledImages, image_batches, loader_batches, look_size, looks
+from famr.batches import (
+    EVALUATION_BATCH,
+    Batches,
+    LabelledImages,
+    image_batches,
+    loader_batches,
+    look_size,
+    looks,
+    order,
+)
 from famr.data import Images
 from famr.defaults import AtHand
 from famr.edited import call_order, edited_names, only
@@ -21,6 +30,9 @@ from famr.probe import probe_images
 from famr.ranks import ALONE, Ranks
 from famr.sketch import Sketch
 from famr.splits import Splits
+
+COMPARED = 2000
+"""Held-out images that tell how sure a target is to be: as many as the benchmarks show to a method."""
 
 
 def what_is_at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch | None, batches: int) -> AtHand:
@@ -91,6 +103,7 @@ def passes_of(
             sum(1 for _ in forget(None)),
             forget,
             None,
+            None,
             passes_over(style_target, ALONE),
             None,
             tuple(sorted(set(labels.tolist()))),
@@ -105,6 +118,7 @@ def passes_of(
             fix="FAMR(beta=None, style_layer=…), or --style-layer on the command line.",
         )
     neutral = splits.retain if style_target is None else style_target
+    compared = None if splits.test is None else splits.test.take(order(len(splits.test), 0)[:COMPARED].sort().values)
     return Passes(
         steps=image_batches(
             splits.forget, model.prepared_by(), method.images_a_step(len(splits.forget)), device, ranks
@@ -112,6 +126,7 @@ def passes_of(
         steps_per_epoch=-(-len(splits.forget) // method.batch_size),
         forget=looks(splits.forget, model.prepared_by(), device, ranks),
         held_out=None if splits.test is None else looks(splits.test, model.prepared_by(), device, ranks),
+        compared=None if compared is None else looks(compared, model.prepared_by(), device, ranks),
         neutral=passes_over(neutral, ALONE),  # its sum of Gram matrices is not worth dividing
         kept=passes_over(probe_images(splits.retain)),
         forgotten=splits.forgotten_classes(),
