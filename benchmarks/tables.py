@@ -136,6 +136,8 @@ def _setting(content: dict[str, Any]) -> str:
     masked = [m for m in (cell.get("method", {}) for cell in content["cells"]) if m.get("target") == "masked"]
     if masked and not any(m.get("demotion") for m in masked):
         lines.append("- The default as it was before it pushed forgotten classes down among the unlikely (`demotion`)")
+    if any(m.get("anchor") == "kfac" and m.get("function_strength") for m in masked):
+        lines.append("- The default as it was when it also took the curvature of retained images (`kfac`)")
     return "\n".join(lines)
 
 

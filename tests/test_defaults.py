@@ -24,8 +24,8 @@ def at_hand(kind: Kind, retained: bool = True, held_out: bool = True, sketch: bo
 @pytest.mark.parametrize(
     ("found", "target", "anchor"),
     [
-        (at_hand("class"), "masked", "kfac"),
-        (at_hand("concept"), "masked", "kfac"),
+        (at_hand("class"), "masked", "l2"),
+        (at_hand("concept"), "masked", "l2"),
         (at_hand("samples"), "reference", "l2"),
         (at_hand("style"), "probe", "l2"),
         (at_hand("samples", retained=False, sketch=True), "reference", "kfac"),
@@ -40,6 +40,13 @@ def test_target_and_anchor_go_by_the_request_and_the_data(found: AtHand, target:
     assert anchor in why
     assert "\n" not in why
     assert bool(method.function_strength) == found.retained
+
+
+def test_curvature_is_taken_where_answers_are_not_held_or_all_layers_move() -> None:
+    natural = {"optimiser": "natural"}
+    for method in (FAMR(function_strength=0.0), FAMR(edited_share=1.0)):
+        assert settle(replace(method, **natural), at_hand("class"))[0].anchor == "kfac"  # type: ignore[arg-type]
+    assert settle(FAMR(function_strength=2.0), at_hand("class"))[0].anchor == "l2"
 
 
 def test_what_the_user_said_is_left_alone() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import famr
 from conftest import alg1
+from famr.card import unlearned_card
 from famr.digests import check_complete, file_digest, folder_digests
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.runs import read_unlearning, staged
@@ -40,6 +43,27 @@ def test_a_run_folder_holds_what_it_promises(result: famr.Unlearned, tmp_path: P
     assert famr.FAMR.from_json({k: v for k, v in run["method"].items() if k != "name"}) == result.method
     assert run["original"]["weights_sha256"] == result.original.digest()
     assert run["unlearned"]["weights_sha256"] == famr.load_model(str(folder)).digest()
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"strength": 0.1, "function_strength": 0.0}, ["anchor l2 of strength 0.1"]),
+        (
+            {"strength": 0.0, "function_strength": 5.0, "function_images": 20},
+            ["answers on 20 retained images a class held with strength 5"],
+        ),
+        (
+            {"anchor": "kfac", "strength": 100.0, "function_strength": 5.0, "function_images": 2},
+            ["anchor kfac of strength 100", "answers on 2 retained images a class held with strength 5"],
+        ),
+        ({"strength": 0.0, "function_strength": 0.0}, ["anchor l2 of strength 0"]),
+    ],
+)
+def test_the_card_says_what_held_the_model(result: famr.Unlearned, held: dict[str, Any], said: list[str]) -> None:
+    changed = replace(result, method=replace(result.method, **held))
+    text = unlearned_card(changed, None)
+    assert f"target uniform, {', '.join(said)}, sgd steps" in text
 
 
 def test_the_same_request_and_seed_twice_give_identical_digests(

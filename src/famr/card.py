@@ -10,6 +10,7 @@ from famr.tables import COLUMNS, in_percent
 
 if TYPE_CHECKING:
     from famr.evaluation import Scores
+    from famr.method import FAMR
     from famr.models import Classifier
     from famr.request import Request
     from famr.train import Trained
@@ -74,7 +75,7 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
         f"A trained classifier that was edited to forget {plain(result.request.describe())} with "
         "Forget-Aligned Model Reconstruction (Sanga, Singh, Dubey 2025, arXiv:2506.14515).\n",
         _loading(result.model),
-        f"Method: target {method.target}, anchor {method.anchor} of strength {method.settled_strength:g}, "
+        f"Method: target {method.target}, {_held(method)}, "
         f"{method.optimiser} steps with learning rate {method.settled_rate:g}, {method.epochs} epochs, "
         f"batch {method.batch_size} ({method.reduction}), {method.settled_share:.0%} of the layers, "
         f"{'the head too' if method.edit_head else 'the head unchanged'}, "
@@ -95,6 +96,15 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
         parts += ["| gap to retrained | " + " | ".join(cells) + " |", ""]
     parts.append("Nothing here is a proof that nothing about the forgotten data can be learned from the weights.\n")
     return "\n".join(parts)
+
+
+def _held(method: FAMR) -> str:
+    """What holds the model near the original one, in words."""
+    weights, answers = method.settled_strength, method.function_strength
+    said = [f"anchor {method.anchor} of strength {weights:g}"] if weights or not answers else []
+    if answers:
+        said.append(f"answers on {method.function_images} retained images a class held with strength {answers:g}")
+    return ", ".join(said)
 
 
 def trained_card(trained: Trained, without: Request | None, metrics: Mapping[str, Any] | None) -> str:

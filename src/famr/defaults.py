@@ -90,7 +90,7 @@ def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
             fix="Leave it out; it is for whole classes that are to look as if they were never seen.",
         )
     if method.anchor == "auto":
-        anchor, why = _anchor(at_hand, natural)
+        anchor, why = _anchor(at_hand, method)
         method = replace(method, anchor=anchor)
         reasons.append(f"anchor {anchor} ({why})")
     if method.function_strength is None:
@@ -115,14 +115,18 @@ def _target(at_hand: AtHand) -> tuple[Target, str]:
     return "uniform", "the paper's: there is nothing to compare with"
 
 
-def _anchor(at_hand: AtHand, natural: bool) -> tuple[Metric, str]:
+def _anchor(at_hand: AtHand, method: FAMR) -> tuple[Metric, str]:
     if at_hand.sharded:
         return "l2", "the weights are divided among the processes"
     if at_hand.sketch:
         return "kfac", "from the sketch"
     if not at_hand.retained:
         return "l2", "the paper's: no retained images and no sketch"
-    return ("kfac", "from retained images") if natural else ("l2", "weak: retained answers are held, and hold better")
+    if method.optimiser != "natural":
+        return "l2", "weak: retained answers are held, and hold better"
+    if method.settled_share < 1 and method.function_strength != 0:
+        return "l2", "late layers move, and retained answers are held: that is enough"
+    return "kfac", "from retained images"
 
 
 def _optimiser(at_hand: AtHand) -> Optimiser:
