@@ -27,7 +27,6 @@ from famr.devices import pick_device
 
 METHODS: dict[str, list[str]] = {
     "default": [],
-    "default, looking only at the end": ["--no-track-retain"],
     "paper": ["--paper", "--no-track-retain"],
 }
 
