@@ -240,7 +240,7 @@ def _adamw(module: nn.Module, training: Training, device: torch.device) -> torch
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": training.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=training.learning_rate, fused=device.type == "cuda")
+    return torch.optim.AdamW(groups, lr=training.learning_rate, fused=device.type in ("cpu", "cuda"))
 
 
 def _views(
