@@ -62,8 +62,8 @@ def bicubic_weights(stored: int, wanted: int, share: Tensor, centre: Tensor) -> 
     place = ((share[:, None] * ends + centre[:, None] + 1) * stored - 1) / 2  # in pixels of the stored side
     below = place.floor()
     after = place - below
-    apart = torch.stack([after + 1, after, 1 - after, 2 - after])  # to the four pixels around
-    near, far = apart[1:3], apart[::3]
+    near = torch.stack([after, 1 - after])  # how far the two pixels around it are
+    far = near + 1  # and those beside them
     inner = ((SHARP + 2) * near - (SHARP + 3)) * near * near + 1  # Keys's cubic convolution
     outer = ((SHARP * far - 5 * SHARP) * far + 8 * SHARP) * far - 4 * SHARP
     weights = torch.zeros(len(share), wanted, stored, device=share.device)

@@ -62,7 +62,7 @@ def anchors_for(
         if isinstance(images, Images) and loss.front is not None:
             at_once = (size, look_size(loss.device, size))
             prepared = loss.model.prepared_by()
-            batches, whole = (loss.front.passes(images, prepared, size, loss.device) for size in at_once)
+            batches, whole = (loss.front.passes(images, prepared, each, loss.device) for each in at_once)
         else:
             batches, whole = _passes(loss, images, size, loss.ranks), None
             if isinstance(images, Images):

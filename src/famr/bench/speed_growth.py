@@ -16,7 +16,7 @@ from famr.models import Classifier
 
 DECADES = (1, 10, 100)
 SETTLED = 24
-"""Steps of a run from which on a capture has paid for itself."""
+"""Steps of the shortest run: most of them are captured, where steps are."""
 RETAINED = (100, 1_000, 10_000)
 
 

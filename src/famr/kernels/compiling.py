@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -42,12 +42,10 @@ def ready(kind: type[Own], width: int, tensors: Iterable[Tensor]) -> Own | None:
     key = (kind, width, every[0].device)
     if key not in _COMING or not all(each.dtype == torch.bfloat16 and fits(each) for each in every):
         return None
-    begun = time.perf_counter()
-    for other in list(_COMING.values()):  # nobody may ask the device for anything while a step is captured
-        if not other.done():
-            other.result()
-            _WAITED.append(time.perf_counter() - begun)
-            begun = time.perf_counter()
+    if not all(coming.done() for coming in _COMING.values()):
+        begun = time.perf_counter()
+        wait(list(_COMING.values()))  # nobody may ask the device for anything while a step is captured
+        _WAITED.append(time.perf_counter() - begun)
     found: Own | None = _COMING[key].result()
     return found
 
