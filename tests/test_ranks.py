@@ -268,6 +268,18 @@ def test_nobody_leaves_before_all_are_done(monkeypatch: pytest.MonkeyPatch) -> N
     joining._part(dist.HashStore(), 2)  # the other never comes; one's own work is done all the same
 
 
+def test_the_group_is_left_after_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    store = dist.HashStore()
+    monkeypatch.setattr(joining, "started", lambda: Ranks(0, 2, 0))
+    monkeypatch.setattr(joining, "_meet", lambda _ranks, _device: store)
+    monkeypatch.setattr(joining, "_part", lambda kept, size: done.append((kept, size)))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
+    with joined(2):
+        assert done == []
+    assert done == [(store, 2), "left"]
+
+
 def test_who_kept_the_store_may_be_gone() -> None:
     class Gone(dist.Store):
         def add(self, _key: str, _amount: int) -> int:

@@ -51,11 +51,11 @@ def test_a_run_folder_holds_what_it_promises(result: famr.Unlearned, tmp_path: P
         ({"strength": 0.1, "function_strength": 0.0}, ["anchor l2 of strength 0.1"]),
         (
             {"strength": 0.0, "function_strength": 5.0, "function_images": 20},
-            ["answers on 20 retained images a class held with strength 5"],
+            ["answers on up to 20 retained images a class held with strength 5"],
         ),
         (
             {"anchor": "kfac", "strength": 100.0, "function_strength": 5.0, "function_images": 2},
-            ["anchor kfac of strength 100", "answers on 2 retained images a class held with strength 5"],
+            ["anchor kfac of strength 100", "answers on up to 2 retained images a class held with strength 5"],
         ),
         ({"strength": 0.0, "function_strength": 0.0}, ["anchor l2 of strength 0"]),
     ],

@@ -103,7 +103,7 @@ def _held(method: FAMR) -> str:
     weights, answers = method.settled_strength, method.function_strength
     said = [f"anchor {method.anchor} of strength {weights:g}"] if weights or not answers else []
     if answers:
-        said.append(f"answers on {method.function_images} retained images a class held with strength {answers:g}")
+        said.append(f"answers on up to {method.function_images} retained images a class held with strength {answers:g}")
     return ", ".join(said)
 
 
