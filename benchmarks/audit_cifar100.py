@@ -10,8 +10,10 @@ are in half of them. Each shadow then unlearns what it saw. The attacker is told
 A shadow has seen other images, and may lose more than the budget when it unlearns: where the method refuses it may
 lose `WIDER`, and the cell says of how many shadows that holds. A cell that fails is kept with its reason, and the run
 goes on; a run that is stopped and started again goes on with the shadow at which it was stopped. Shadows are kept by
-their answers alone, in half precision, a few megabytes each: with `--prepare` nothing else is made, and they can be
-carried to another machine.
+their answers alone, in half precision, a few megabytes each, and can be carried to another machine. With `--prepare`
+models are trained and no cell is made: all that are missing, or those that are named (`original`, `shadow-3`,
+`retrained-class-0`), so that several processes can share a GPU which one of them leaves idle half of the time. The
+cells are made by one process alone, as they are timed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +71,7 @@ def main() -> None:
     parser.add_argument("--shadow-epochs", type=int, default=TRAINING.epochs, help="as of the audited model")
     parser.add_argument("--requests", nargs="+", default=["class", "samples"], choices=["class", "samples"])
     parser.add_argument("--methods", nargs="+", default=["default", "paper"], choices=list(METHODS))
-    parser.add_argument("--prepare", action="store_true", help="make what is missing of the shadows, and no cell")
+    parser.add_argument("--prepare", nargs="*", metavar="MODEL", help="train these, or all, and make no cell")
     parser.add_argument("--images", type=int, help="a trial: so many images of four classes, and a tiny network")
     arguments = parser.parse_args()
     data = famr.open_data(f"parquet:{arguments.data}", label_column="label")
@@ -96,24 +99,39 @@ def main() -> None:
     draws = torch.Generator().manual_seed(CLASS_SEED)
     some = torch.randperm(len(data.train), generator=draws)[: len(data.train) // SAMPLE_SHARE].sort().values
     requests = {"class": famr.Request(classes=[name]), "samples": famr.Request(samples=some.tolist())}
-    original = train_original(start, data, training, 0, results, models)
     shadows = Shadows(start, data, name, some, shorter, arguments.shadows, models)
     missing = {
         kind: [method for method in arguments.methods if not results.has(kind=kind, method=method)]
         for kind in arguments.requests
     }
-    shadows.prepare([(kind, method) for kind in missing for method in missing[kind]])
-    if arguments.prepare:
+    wanted = [(kind, method) for kind in missing for method in missing[kind]]
+    splits = {kind: famr.split(data, requests[kind]) for kind in missing if missing[kind]}
+
+    def reference(kind: str, seed: int) -> famr.Classifier:
+        retain = splits[kind].retain
+        assert retain is not None
+        return retrained(start, retain, training, seed, models / f"retrained-{kind}-{seed}")
+
+    if arguments.prepare is not None:
+        work: dict[str, Callable[[], object]] = {
+            "original": lambda: train_original(start, data, training, 0, results, models),
+            **{f"shadow-{place}": partial(shadows.prepare, place, wanted) for place in range(arguments.shadows)},
+            **{
+                f"retrained-{kind}-{seed}": partial(reference, kind, seed)
+                for kind in splits
+                for seed in range(arguments.references)
+            },
+        }
+        for model in arguments.prepare or work:
+            work[model]()
         return
-    for kind in [each for each in missing if missing[each]]:
-        splits = famr.split(data, requests[kind])
-        assert splits.retain is not None
-        references = [
-            retrained(start, splits.retain, training, seed, models / f"retrained-{kind}-{seed}")
-            for seed in range(arguments.references)
-        ]
+    original = train_original(start, data, training, 0, results, models)
+    for place in range(arguments.shadows):
+        shadows.prepare(place, wanted)
+    for kind in splits:
+        references = [reference(kind, seed) for seed in range(arguments.references)]
         for method in missing[kind]:
-            cell = kept_cell(original, references, splits, shadows, kind, method)
+            cell = kept_cell(original, references, splits[kind], shadows, kind, method)
             results.add({"kind": kind, "request": requests[kind].describe(), "method": method, **cell})
 
 
@@ -218,12 +236,11 @@ class Shadows:
         wider = sum(f"{kind}.{method}.budget" in each for each in found)
         return Populations(targets, by(method, inside), by("trained", outside), by("trained", inside)), wider
 
-    def prepare(self, wanted: Sequence[Wanted]) -> None:
-        """Train each shadow once, let it unlearn in every wanted way; one that fails is left for its cell to tell."""
-        for place in range(len(self.has_class)):
-            kept = self._kept(place)
-            if missing := [each for each in wanted if ".".join(each) not in kept]:
-                self._ask(place, missing, kept, passing=True)
+    def prepare(self, place: int, wanted: Sequence[Wanted]) -> None:
+        """Train a shadow once, let it unlearn in every wanted way; where that fails its cell will tell."""
+        kept = self._kept(place)
+        if missing := [each for each in wanted if ".".join(each) not in kept]:
+            self._ask(place, missing, kept, passing=True)
 
     def answers_of(self, place: int, kind: str, method: str) -> dict[str, Tensor]:
         """One shadow's answers before and after it unlearns, kept on disk; trained where it is not kept."""
