@@ -78,7 +78,7 @@ def main() -> None:
     training, network = TRAINING, "timm:vit_tiny_patch16_224, ImageNet weights, fine-tuned"
     start, trial = vit_tiny(arguments.weights, data.labels), arguments.images is not None
     (name,) = drawn_classes(data.labels, 1, CLASS_SEED)
-    shorter = replace(training, epochs=arguments.shadow_epochs, compile=None if pick_device().type == "cpu" else True)
+    shorter = replace(training, epochs=arguments.shadow_epochs)
     if trial:
         data = shortened(data, name, arguments.images)
         training = shorter = replace(TRAINING, epochs=15, batch_size=32, learning_rate=2e-3)
@@ -115,7 +115,7 @@ def main() -> None:
     if arguments.prepare is not None:
         work: dict[str, Callable[[], object]] = {
             "original": lambda: train_original(start, data, training, 0, results, models),
-            **{f"shadow-{place}": partial(shadows.prepare, place, wanted) for place in range(arguments.shadows)},
+            **{f"shadow-{place}": partial(shadows.prepare, wanted, [place]) for place in range(arguments.shadows)},
             **{
                 f"retrained-{kind}-{seed}": partial(reference, kind, seed)
                 for kind in splits
@@ -126,8 +126,7 @@ def main() -> None:
             work[model]()
         return
     original = train_original(start, data, training, 0, results, models)
-    for place in range(arguments.shadows):
-        shadows.prepare(place, wanted)
+    shadows.prepare(wanted)
     for kind in splits:
         references = [reference(kind, seed) for seed in range(arguments.references)]
         for method in missing[kind]:
@@ -236,11 +235,12 @@ class Shadows:
         wider = sum(f"{kind}.{method}.budget" in each for each in found)
         return Populations(targets, by(method, inside), by("trained", outside), by("trained", inside)), wider
 
-    def prepare(self, place: int, wanted: Sequence[Wanted]) -> None:
-        """Train a shadow once, let it unlearn in every wanted way; where that fails its cell will tell."""
-        kept = self._kept(place)
-        if missing := [each for each in wanted if ".".join(each) not in kept]:
-            self._ask(place, missing, kept, passing=True)
+    def prepare(self, wanted: Sequence[Wanted], places: Sequence[int] | None = None) -> None:
+        """Train each shadow once, let it unlearn in every wanted way; one that fails is left for its cell to tell."""
+        for place in range(len(self.has_class)) if places is None else places:
+            kept = self._kept(place)
+            if missing := [each for each in wanted if ".".join(each) not in kept]:
+                self._ask(place, missing, kept, passing=True)
 
     def answers_of(self, place: int, kind: str, method: str) -> dict[str, Tensor]:
         """One shadow's answers before and after it unlearns, kept on disk; trained where it is not kept."""

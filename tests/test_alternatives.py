@@ -29,11 +29,10 @@ from famr.alternatives import (
     compiling,
     every_method,
 )
-from famr.alternatives.work import Work
+from famr.alternatives.work import PAYS_FROM_STEPS, Work
 from famr.data import Data
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import ModelScores, answers_to, compare_answers
-from famr.train import COMPILE_FROM_STEPS
 
 CPU = torch.device("cpu")
 TRAINS_NORMALISATION = {"retrain", "fine-tune", "ℓ₁-sparse"}
@@ -322,7 +321,7 @@ def test_steps_of_one_run_are_compiled_on_a_gpu_where_there_are_enough(
 
     def ask(work: Work) -> None:
         for place in ("cpu", "cuda"):
-            for steps in (COMPILE_FROM_STEPS - 1, COMPILE_FROM_STEPS):
+            for steps in (PAYS_FROM_STEPS - 1, PAYS_FROM_STEPS):
                 for asked in (None, True, False):
                     there = replace(work, device=torch.device(place), compiled=None)
                     there.compile(64, steps, asked)
@@ -330,5 +329,5 @@ def test_steps_of_one_run_are_compiled_on_a_gpu_where_there_are_enough(
 
     Peek(ask).unlearn(known, without_three, device="cpu")
     unasked = [key for key, does in found.items() if key[2] is None and does]
-    assert unasked == [("cuda", COMPILE_FROM_STEPS, None)]
+    assert unasked == [("cuda", PAYS_FROM_STEPS, None)]
     assert all(found[key] == key[2] for key in found if key[2] is not None)

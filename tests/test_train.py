@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import famr
+from famr import train
 from famr.augmentation import Augmentation, augment
+from famr.batches import Batch
 from famr.data import Data, Images
 from famr.errors import NumericsError, RequestError
 from famr.train import Trained
@@ -58,6 +60,59 @@ def test_a_retrained_reference_never_decodes_a_forgotten_image(digits: Data) -> 
     famr.fit(start(digits), splits.retain, famr.Training(epochs=2), device="cpu")
     assert len(seen) >= len(splits.retain) - 127  # all but a short last batch, each decoded once
     assert not set(seen) & set(splits.forget.rows.tolist())
+
+
+def test_lean_steps_train_the_same_model(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What spares traffic on a GPU changes no more than rounding does: in float32 next to nothing."""
+    model, training = start(digits), famr.Training(epochs=1)
+    plain = famr.fit(model, digits.train, training, device="cpu")
+    asked: list[bool] = []
+    monkeypatch.setattr(train, "lean_pays", lambda _device: asked.append(True) or True)  # type: ignore[func-returns-value]
+    lean = famr.fit(model, digits.train, training, device="cpu")
+    assert asked
+    went = apart(plain.model, model)
+    assert 0 < apart(lean.model, plain.model) < 1e-3 * went
+    halved = replace(training, precision="bf16")
+    assert apart(famr.fit(model, digits.train, halved, device="cpu").model, plain.model) < 0.2 * went
+    monkeypatch.undo()
+    assert apart(famr.fit(model, digits.train, halved, device="cpu").model, plain.model) < 0.2 * went  # as autocast is
+
+
+def apart(one: famr.Classifier, other: famr.Classifier) -> float:
+    pairs = zip(one.module.parameters(), other.module.parameters(), strict=True)
+    return sum(float((a - b).detach().square().sum()) for a, b in pairs) ** 0.5
+
+
+def test_a_captured_step_trains_the_same_model(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph reads images and their places where the first batch lay, η from the optimiser, and nothing else."""
+
+    class Replayed:
+        def __init__(self, step: train.Stepping, device: torch.device, plain: int) -> None:  # noqa: ARG002
+            self.step, self.held, self.left = step, None, []
+
+        def __call__(self, batch: Batch, sizes: tuple[int, ...], left: int) -> torch.Tensor:
+            assert sizes == (len(batch.images),)
+            self.left.append(left)
+            if self.held is None:
+                self.held = Batch(batch.images.clone(), batch.labels, batch.positions.clone())
+            self.held.images.copy_(batch.images)
+            self.held.positions.copy_(batch.positions)
+            return self.step(self.held)
+
+    model, training = start(digits), famr.Training(epochs=2)
+    plain = famr.fit(model, digits.train, training, device="cpu")
+    made: list[Replayed] = []
+
+    def taking(step: train.Stepping, device: torch.device) -> train.Taking:
+        made.append(Replayed(step, device, 3))
+        return lambda batch, left: made[0](batch, (len(batch.images),), left)
+
+    monkeypatch.setattr(train, "_taking", taking)
+    replayed = famr.fit(model, digits.train, training, device="cpu")
+    assert replayed.model.digest() == plain.model.digest()
+    assert [row.loss for row in replayed.history] == [row.loss for row in plain.history]
+    steps = plain.history[-1].step
+    assert made[0].left == list(range(steps, 0, -1))
 
 
 def test_weight_decay_spares_biases_and_norms(digits: Data) -> None:

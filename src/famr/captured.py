@@ -108,8 +108,9 @@ class Graph:
 class Captured:
     """A step that is replayed."""
 
-    def __init__(self, step: Step, device: torch.device) -> None:
-        self._step, self._device = step, device
+    def __init__(self, step: Step, device: torch.device, plain: int = 1) -> None:
+        """`plain`: steps of each size that are taken plainly first."""
+        self._step, self._device, self._plain = step, device, plain
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._graphs: dict[tuple[int, ...], Graph | None] = {}
         self._pool = own_pool()
@@ -117,7 +118,8 @@ class Captured:
     def __call__(self, batch: Batch, sizes: tuple[int, ...], left: int) -> Tensor:
         """Take the step. `sizes`: images of this batch and of those the anchors drew. `left`: steps still to come."""
         with aside(self._device):
-            if sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
+            settled = self._seen[sizes] >= self._plain
+            if settled and sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
                 self._graphs[sizes] = self._captured(batch)
             self._seen[sizes] += 1
             found = self._graphs.get(sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -15,17 +16,27 @@ from torch.nn import functional as F
 
 from famr.augmentation import Augmentation, augment
 from famr.batches import Batch, order, pixel_batches, resident
+from famr.captured import Captured
 from famr.data import Images
 from famr.devices import Precision, autocast, pick_device, repeatable
 from famr.errors import RequestError
 from famr.finite import naming, require_finite
+from famr.half import halved
+from famr.kernels import get_ready
+from famr.lean import LeanBackward, lean_pays
 from famr.models import Classifier
 from famr.models.classifier import logits_of
 from famr.optimise import Step, epoch_seed, trainable
 from famr.resuming import State, Unfinished, optimiser_tensors, restore_optimiser
 
-COMPILE_FROM_STEPS = 500
-"""Compilation takes half a minute on a GPU; with fewer steps than this it does not pay."""
+COMPILE_FROM_STEPS = 5000
+"""Compilation takes half a minute on a GPU, and then saves a few milliseconds a step: with fewer it does not pay."""
+Stepping = Callable[[Batch], Tensor]
+"""A step on a batch of views, in place; its loss and its accuracy, in one tensor."""
+Taking = Callable[[Batch, int], Tensor]
+"""The same, told how many steps are left."""
+SETTLING = 3
+"""Steps that are taken plainly before one is captured: a compiled network may still be changing in the second."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +171,14 @@ def _epochs(
     unfinished: Unfinished | None,
     state: State | None,
 ) -> Iterator[TrainingRow]:
-    module, preprocessing = model.module.train(), model.prepared_by()
+    module = model.module.train()
     steps = training.epochs * max(1, len(images) // training.batch_size)
     pays = device.type == "cuda" and steps >= COMPILE_FROM_STEPS
-    network: Callable[[Tensor], Any] = module
-    if training.compile or (training.compile is None and pays):
-        network = torch.compile(module)
+    compiled = pays if training.compile is None else training.compile
     optimiser = _adamw(module, training, device)
     generator = torch.Generator(device).manual_seed(seed)
     views = _views(model, images, training, device, generator)
+    take = _taking(_step(model, images.targets, training, precision, device, optimiser, compiled), device)
     history = [] if state is None else [TrainingRow(**row) for row in state.facts["history"]]
     seconds, step = (history[-1].seconds, history[-1].step) if history else (0.0, 0)
     if state is not None:
@@ -176,39 +186,83 @@ def _epochs(
     yield from history
     for epoch in range(len(history) + 1, training.epochs + 1):
         start = time.perf_counter()
-        losses: list[Tensor] = []
+        told: list[Tensor] = []
         places: list[Tensor] = []
-        hits, seen = torch.zeros((), device=device), 0
-        for inputs, targets, positions in views(epoch_seed(seed, epoch)):
-            if len(targets) < min(training.batch_size, len(images)):
+        for batch in views(epoch_seed(seed, epoch)):
+            if len(batch.labels) < min(training.batch_size, len(images)):
                 continue  # a short last batch would upset BatchNorm, and be compiled anew
             rate = training.learning_rate * learning_rate_factor(step, steps, training.warmup_share)
-            for group in optimiser.param_groups:
-                group["lr"] = rate
-            with autocast(device, precision):
-                logits = logits_of(network(preprocessing.normalise(inputs)))
-                loss = F.cross_entropy(logits.float(), targets, label_smoothing=training.label_smoothing)
-            optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(module.parameters(), training.gradient_clip)
-            optimiser.step()
-            losses.append(loss.detach() * len(targets))
-            places.append(positions)
-            hits += (logits.detach().argmax(dim=-1) == targets).sum()
-            seen += len(targets)
+            _set_rate(optimiser, rate)
+            told.append(take(batch, steps - step))
+            places.append(batch.positions)
             step += 1
             if on_event is not None:
                 on_event(Step(epoch, step))
-        mean_loss = float(torch.stack(losses).sum()) / seen
+        losses, hits = torch.stack(told).unbind(dim=-1)
+        mean_loss, accuracy = float(losses.mean()), float(hits.mean())
         seconds += time.perf_counter() - start
-        require_finite(losses, places, module, epoch)
-        row = TrainingRow(epoch, step, mean_loss, float(hits) / seen, rate, seconds)
+        require_finite(list(losses), places, module, epoch)
+        row = TrainingRow(epoch, step, mean_loss, accuracy, rate, seconds)
         if on_event is not None:
             on_event(row)
         history.append(row)
         if unfinished is not None and unfinished.due():
             unfinished.keep(_state(module, optimiser, generator), {"history": [asdict(each) for each in history]})
         yield row
+
+
+def _step(
+    model: Classifier,
+    targets: Tensor,
+    training: Training,
+    precision: Precision,
+    device: torch.device,
+    optimiser: torch.optim.Optimizer,
+    compiled: bool,
+) -> Stepping:
+    """What is not compiled is lean on a GPU, as the steps of forgetting are."""
+    module, preprocessing = model.module, model.prepared_by()
+    network: Callable[[Tensor], Any] = torch.compile(module) if compiled else module
+    lean = lean_pays(device) and not compiled
+    if lean and precision == "bf16":
+        get_ready(module)
+    classes = targets.to(device)
+
+    def step(batch: Batch) -> Tensor:
+        labels = classes[batch.positions.to(device)]  # a captured step is told of images and of places alone
+        with ExitStack() as ways:
+            ways.enter_context(autocast(device, precision))
+            if lean:
+                ways.enter_context(LeanBackward())
+            if lean and precision == "bf16":
+                ways.enter_context(halved(module))
+            logits = logits_of(network(preprocessing.normalise(batch.images))).float()
+        loss = F.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(module.parameters(), training.gradient_clip)
+        optimiser.step()
+        hits = (logits.detach().argmax(dim=-1) == labels).float().mean()
+        return torch.stack([loss.detach(), hits])
+
+    return step
+
+
+def _taking(step: Stepping, device: torch.device) -> Taking:
+    """The way to take a step: on CUDA it is captured and replayed."""
+    if device.type != "cuda":
+        return lambda batch, _left: step(batch)
+    captured = Captured(step, device, plain=SETTLING)
+    return lambda batch, left: captured(batch, (len(batch.images),), left)
+
+
+def _set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """η of the next step; on CUDA it is read from the device, so that a captured step sees it change."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def _state(module: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator) -> dict[str, Tensor]:
@@ -240,7 +294,10 @@ def _adamw(module: nn.Module, training: Training, device: torch.device) -> torch
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": training.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=training.learning_rate, fused=device.type in ("cpu", "cuda"))
+    if device.type == "cuda":
+        rate = torch.tensor(training.learning_rate, device=device)
+        return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=True)
+    return torch.optim.AdamW(groups, lr=training.learning_rate, fused=device.type == "cpu")
 
 
 def _views(

@@ -22,7 +22,9 @@ from famr.models import Classifier
 from famr.objective import at_least_float32
 from famr.optimise import epoch_seed
 from famr.splits import Splits
-from famr.train import COMPILE_FROM_STEPS
+
+PAYS_FROM_STEPS = 500
+"""Compilation takes half a minute on a GPU; with fewer steps of a method than this it does not pay."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class Work:
 
     def compile(self, size: int, steps: int, asked: bool | None) -> None:
         """From now on batches of this size go through compiled networks; if nobody says, where so many steps pay."""
-        pays = self.device.type == "cuda" and steps >= COMPILE_FROM_STEPS
+        pays = self.device.type == "cuda" and steps >= PAYS_FROM_STEPS
         if asked or (asked is None and pays):
             self.compiled = Compiled(size, self.meter, self.facts)
 

@@ -10,6 +10,7 @@ import torch
 
 from famr.alternatives import Alternative, SisaRemoval
 from famr.alternatives.alternative import kind_of
+from famr.alternatives.work import PAYS_FROM_STEPS
 from famr.bench.contenders import Contender
 from famr.bench.looks import MIA_IMAGES, RETAINED_SCORED, SHOWN_TO_METHODS, TUNING_SCORED, apart
 from famr.bench.records import Key
@@ -113,7 +114,7 @@ class Bench:
         wanted = self.training.compile
         scored, tuned = ([t for t in some if tuned_on(t) == tuned_on(task)] for some in (self.tasks, self.tuning))
         runs = len(self.seeds) * len(scored) + len(tuned) * len(self.variants(contender))
-        if wanted is None and self.place.type == "cuda" and runs * steps_of(method, splits) >= COMPILE_FROM_STEPS:
+        if wanted is None and self.place.type == "cuda" and runs * steps_of(method, splits) >= PAYS_FROM_STEPS:
             wanted = True
         return compiled(method, wanted)
 
