@@ -32,7 +32,17 @@ from famr.bench.speed_loops import (
     run_plain,
 )
 from famr.bench.speed_memory import compare_memory
-from famr.bench.speed_subject import LITTLE_VIT, POOL, Named, forgetting, forward_flops, made, size_named, synthetic
+from famr.bench.speed_subject import (
+    LITTLE_VIT,
+    POOL,
+    Named,
+    flops_of_what_is_read,
+    forgetting,
+    forward_flops,
+    made,
+    size_named,
+    synthetic,
+)
 from famr.errors import NumericsError, RequestError
 from famr.models import Classifier
 from famr.objective import l2_penalty, target_kl, uniform_target
@@ -66,6 +76,12 @@ def test_operations_are_those_of_the_closed_form(tiny: Classifier) -> None:
     assert LITTLE_VIT["depth"] == 3
     assert forward_flops(little) == vit_flops(192, 3, 17, 4 * 4 * 3, 10)
     assert next(little.module.parameters()).device.type == "cpu"
+
+
+def test_what_nobody_reads_is_not_counted(tiny: Classifier) -> None:
+    """One token alone goes behind the last attention: 9·d² operations less for each of the others."""
+    others = 5 - 1
+    assert flops_of_what_is_read(tiny, torch.device("cpu")) == forward_flops(tiny) - 2 * others * 9 * 16**2
 
 
 def test_a_size_that_nobody_knows_is_told_with_its_option_and_all_that_are() -> None:
@@ -171,7 +187,10 @@ def test_the_result_is_a_file_a_page_and_a_figure(
     results = {each["stage"]: each["result"] for each in content["stages"]}
     loops, rate = results["loops"], results["ceiling"]["tflops"]
     assert loops["floor"] == pytest.approx(36 * model["sample_pass_flops"] / (rate * 1e12))
-    assert loops["ours"]["share_of_ceiling"] == pytest.approx(loops["floor"] / (6 * loops["ours"]["step"]))
+    assert loops["plain"]["share_of_ceiling"] == pytest.approx(loops["floor"] / (6 * loops["plain"]["step"]))
+    assert loops["ours"]["sample_pass_flops"] == model["sample_pass_flops"] - 3 * 2 * 4 * 9 * 16**2
+    at_that_rate = 36 * loops["ours"]["sample_pass_flops"] / (rate * 1e12)
+    assert loops["ours"]["share_of_ceiling"] == pytest.approx(at_that_rate / (6 * loops["ours"]["step"]))
     retraining = results["retraining"]
     assert retraining["epoch_extrapolated"] == pytest.approx(retraining["step"] * 50_000 / 6)
     assert retraining["steps_measured"] == 3 * (60 // 6)

@@ -34,10 +34,11 @@ from famr.progress import Progress
 from famr.ranks import ALONE, Ranks, number
 from famr.request import Request
 from famr.resuming import Unfinished
-from famr.setting import behind, edited, front_of, passes_of, what_is_at_hand
+from famr.setting import behind, edited, front_of, passes_of, unread_by, what_is_at_hand
 from famr.sketch import Sketch
 from famr.splits import Earlier, Splits
 from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
+from famr.unread import Unread
 from famr.watch import watch_over
 
 
@@ -202,6 +203,7 @@ def forget(
     watch = watch_over(splits, unlearned, place, method, seed, ranks) if gates or method.strength == "auto" else None
 
     fronts: list[Front | None] = []  # found by the first attempt: what is frozen is so in all of them
+    idle: list[Unread] = []
 
     def attempt(firm: FAMR) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
         """One whole run from the original weights."""
@@ -218,7 +220,15 @@ def forget(
                     fronts.append(front_of(loss, splits.forget, source))
                 loss, ahead = behind(fronts[0], loss, passes, splits.forget)
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
-            history = tuple(_run(loss, ahead, anchors, seed, track_retain, on_event, progress, since))
+            if not idle:
+                idle.append(unread_by(loss, ahead))
+
+            def spent() -> float:
+                """Seconds that went into what makes the steps fast."""
+                return waited() - since + idle[0].seconds + (0.0 if loss.front is None else loss.front.seconds)
+
+            with idle[0].spared():
+                history = tuple(_run(loss, ahead, anchors, seed, track_retain, on_event, progress, spent))
             first, last = history[0], history[-1]
             outcome = Outcome(
                 strength=firm.settled_strength,
@@ -256,11 +266,11 @@ def _run(
     track_retain: bool,
     on_event: Callable[[Event], None] | None,
     progress: Progress,
-    since: float,
+    spent: Callable[[], float],
 ) -> Iterator[HistoryRow]:
     """Alternate between an epoch of Alg. 1 and a look at where it got to; rows from before a break are as they were.
 
-    What makes the steps fast is counted with them: the walk through a frozen front, and the wait for kernels `since`.
+    What was spent on making the steps fast is counted with them: the walk through a frozen front, the wait for kernels.
     """
     module = loss.model.module
     parameters = trainable(module)
@@ -304,8 +314,7 @@ def _run(
     apart = -(-loss.method.settled_epochs // ROWS)
     begun, rows = progress.begun()
     if begun is None:
-        ahead = waited() - since + (0.0 if loss.front is None else loss.front.seconds)
-        begun = Epoch(epoch=0, steps=0, seconds=ahead)
+        begun = Epoch(epoch=0, steps=0, seconds=spent())
     history = [HistoryRow(**row) for row in rows] or [look(begun)]
     yield from history
     steps = passes.steps_per_epoch

@@ -19,7 +19,17 @@ from famr.bench.speed_ceiling import ceiling
 from famr.bench.speed_growth import growth_with_data, growth_with_forget
 from famr.bench.speed_loops import SETTLING, compare_loops, late_layers, numbers
 from famr.bench.speed_memory import compare_memory, peak_in_a_process, peak_on_cuda
-from famr.bench.speed_subject import LITTLE, PASS, Named, forgetting, forward_flops, made, parameters_of, synthetic
+from famr.bench.speed_subject import (
+    LITTLE,
+    PASS,
+    Named,
+    flops_of_what_is_read,
+    forgetting,
+    forward_flops,
+    made,
+    parameters_of,
+    synthetic,
+)
 from famr.bench.speed_subject import size_named as size_named
 from famr.devices import Precision, pick_device
 from famr.errors import RequestError
@@ -241,10 +251,11 @@ class Subject:
         found = {**compare_loops(*rest), "late": late_layers(*rest), "kernels": in_use()}
         if tflops is None:
             return {**found, "floor": None}
-        floor = found["sample_passes"] * self._flops / (tflops * 1e12)
-        for name in ("ours", "plain"):
-            found[name]["share_of_ceiling"] = floor / (found[name]["step"] * found["steps"])
-        return {**found, "floor": floor}
+        read = PASS * flops_of_what_is_read(self.original, plan.place)
+        for name, flops in (("ours", read), ("plain", self._flops)):
+            rate = found["sample_passes"] * flops / (found[name]["step"] * found["steps"])
+            found[name] |= {"sample_pass_flops": flops, "share_of_ceiling": rate / (tflops * 1e12)}
+        return {**found, "floor": found["sample_passes"] * self._flops / (tflops * 1e12)}
 
     def memory(self) -> dict[str, Any]:
         """Peak memory of fine-tuning, and of ours."""

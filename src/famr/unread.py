@@ -1,0 +1,100 @@
+"""Speed: what nobody reads is not computed.
+
+Many transformers answer from one token, the first. Behind the last attention nothing passes from one token to another,
+so that all others go through the last layers for nothing. A layer that is given the first alone hands back one token;
+added to the others it makes nonsense of them, and nobody reads them.
+
+Which layers these are is seen from gradients: where the answer does not depend on a token its gradient is zero, to the
+last bit. That is done only with networks that answer the same this way.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from famr.devices import Precision
+
+NEAR: dict[Precision, float] = {"fp32": 1e-4, "bf16": 3e-2}
+"""How far answers may lie apart, as a share of them: what is rounded in another order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """Layers that need not see all tokens, and the seconds it took to find them."""
+
+    layers: tuple[nn.Linear, ...] = ()
+    seconds: float = 0.0
+
+    @contextmanager
+    def spared(self) -> Iterator[None]:
+        """These layers see the first token alone, whatever the network is asked."""
+        handles = [layer.register_forward_pre_hook(_first_token) for layer in self.layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def unread(module: nn.Module, logits: Callable[[Tensor], Tensor], some: Tensor, precision: Precision) -> Unread:
+    """The last layers of a network, as far back as only the first token of what they say is read.
+
+    `logits` are its answers in that precision, `some` a few images to try it on.
+    """
+    begun = time.perf_counter()
+    said, outputs = _heard(module, logits, some)
+    slopes: Sequence[Tensor | None] = (None,) * len(outputs)
+    if outputs and said.requires_grad:
+        weights = torch.linspace(1, 2, said.numel(), device=said.device).reshape(said.shape)
+        slopes = torch.autograd.grad((said * weights).sum(), [output for _, output in outputs], allow_unused=True)
+    found: list[nn.Linear] = []
+    for (layer, _), slope in reversed(list(zip(outputs, slopes, strict=True))):
+        if slope is None or bool(slope[:, 1:].any()) or not bool(slope[:, 0].any()):
+            break
+        found.append(layer)
+    tried = Unread(tuple(reversed(found)))
+    if found and not _apart(said, logits, some, tried) <= NEAR[precision]:
+        tried = Unread()
+    return replace(tried, seconds=time.perf_counter() - begun)
+
+
+def _heard(
+    module: nn.Module, logits: Callable[[Tensor], Tensor], some: Tensor
+) -> tuple[Tensor, list[tuple[nn.Linear, Tensor]]]:
+    """The answers, and what each layer said about several tokens of each image, in the order of their calls."""
+    outputs: list[tuple[nn.Linear, Tensor]] = []
+
+    def hear(layer: nn.Module, _inputs: Any, output: Tensor) -> None:
+        if output.ndim == 3 and output.requires_grad and output.shape[1] > 1:
+            assert isinstance(layer, nn.Linear)
+            outputs.append((layer, output))
+
+    handles = [part.register_forward_hook(hear) for part in module.modules() if isinstance(part, nn.Linear)]
+    try:
+        with torch.enable_grad():
+            return logits(some), outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def _apart(said: Tensor, logits: Callable[[Tensor], Tensor], some: Tensor, tried: Unread) -> float:
+    """How far the answers then are from those before; infinitely, where a network needs all tokens that there were."""
+    try:
+        with tried.spared():
+            return float((logits(some) - said).norm() / said.norm())
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return math.inf
+
+
+def _first_token(_layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (inputs[0][:, :1].contiguous(), *inputs[1:])

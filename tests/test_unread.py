@@ -1,0 +1,166 @@
+"""What nobody reads is left out, and nothing else; answers and gradients stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
+
+import famr
+from famr import unlearning
+from famr.unread import Unread, unread
+
+SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+
+
+def timm_vit(**arguments: Any) -> nn.Module:
+    torch.manual_seed(0)
+    network: nn.Module = timm.create_model("vit_tiny_patch16_224", **{**SMALL, **arguments})
+    return network.eval()
+
+
+def hugging_face_vit() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    return ViTForImageClassification(ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=5)).eval()
+
+
+def torchvision_vit() -> nn.Module:
+    torch.manual_seed(0)
+    network = torchvision.models.VisionTransformer(16, 4, 2, 2, 32, 64, num_classes=5).eval()
+    nn.init.normal_(network.heads.head.weight)  # they begin at zero, and then nothing is read at all
+    return network
+
+
+def said_by(network: nn.Module) -> Callable[[Tensor], Tensor]:
+    def logits(images: Tensor) -> Tensor:
+        out = network(images)
+        found: Tensor = out if isinstance(out, Tensor) else out.logits
+        return found
+
+    return logits
+
+
+def found_in(network: nn.Module, images: Tensor | None = None) -> list[str]:
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)) if images is None else images
+    layers = unread(network, said_by(network), images, "fp32").layers
+    return [name for name, part in network.named_modules() if part in layers]
+
+
+EVERY = {
+    "timm": (timm_vit, ["blocks.1.attn.proj", "blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]),
+    "transformers": (hugging_face_vit, None),
+    "torchvision": (torchvision_vit, ["encoder.layers.encoder_layer_1.mlp.0", "encoder.layers.encoder_layer_1.mlp.3"]),
+}
+
+
+@pytest.mark.parametrize("library", EVERY)
+def test_answers_and_gradients_are_those_of_the_whole_network(library: str) -> None:
+    make, expected = EVERY[library]
+    network = make()
+    layers = found_in(network)
+    assert layers == expected if expected is not None else len(layers) == 3
+    images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    parts = dict(network.named_modules())
+    chosen = tuple(part for name in layers if isinstance(part := parts[name], nn.Linear))
+    seen: list[int] = []
+    handle = chosen[0].register_forward_hook(lambda _layer, _inputs, out: seen.append(out.shape[1]))
+
+    def asked() -> tuple[Tensor, list[Tensor]]:
+        logits = said_by(network)(images)
+        return logits.detach(), list(
+            torch.autograd.grad(logits.square().sum(), network.parameters(), allow_unused=True)
+        )
+
+    whole, slopes = asked()
+    with Unread(chosen).spared():
+        said, leaner = asked()
+    handle.remove()
+    assert seen == [17, 1]
+    torch.testing.assert_close(said, whole, rtol=1e-5, atol=1e-6)
+    for one, other in zip(leaner, slopes, strict=True):
+        if other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert not any(part._forward_pre_hooks for part in network.modules())
+
+
+class Shared(nn.Module):
+    """The layer behind the last mixing is also one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.inside, self.head = nn.Linear(48, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.cut(images.reshape(len(images), 16, 48))
+        tokens = self.inside(tokens)
+        tokens = tokens + tokens.mean(1, keepdim=True)
+        out: Tensor = self.head((tokens + self.inside(tokens))[:, 0])
+        return out
+
+
+class Picky(Shared):
+    """It wants as many tokens back as it gave."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.cut(images.reshape(len(images), 16, 48))
+        tokens = tokens + tokens.mean(1, keepdim=True)
+        out: Tensor = self.head(torch.cat([tokens, self.inside(tokens)], dim=-1)[:, 0, 8:])
+        return out
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        timm_vit(global_pool="avg"),
+        timm_vit(global_pool="avg", init_values=1e-9),  # what the others say is there, though it hardly counts
+        timm.create_model("deit_tiny_distilled_patch16_224", **SMALL).eval(),  # two tokens are read
+        timm.create_model("resnet10t", num_classes=5).eval(),
+        Shared(),
+        Picky(),
+        timm_vit().requires_grad_(False),
+    ],
+    ids=["mean", "little of it", "two", "none", "shared", "picky", "frozen"],
+)
+def test_elsewhere_everything_is_computed(network: nn.Module) -> None:
+    assert found_in(network) == []
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in network.modules())
+
+
+def test_a_run_forgets_as_without_it(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Unread] = []
+    looked = unlearning.unread_by
+    monkeypatch.setattr(unlearning, "unread_by", lambda *given: found.append(looked(*given)) or found[-1])  # type: ignore[func-returns-value]
+    spared = famr.forget(original, without_three, seed=0, device="cpu")
+    assert len(found) == 1
+    assert len(found[0].layers) == 2  # of the last block, what the default edits
+    assert spared.history[0].seconds >= found[0].seconds > 0  # what makes steps fast is counted with them
+    monkeypatch.setattr(unlearning, "unread_by", lambda *_given: Unread())
+    whole = famr.forget(original, without_three, seed=0, device="cpu")
+    pairs = list(zip(spared.module.parameters(), whole.module.parameters(), original.module.parameters(), strict=True))
+    apart = sum(float((a - b).detach().square().sum()) for a, b, _ in pairs) ** 0.5
+    went = sum(float((b - c).detach().square().sum()) for _, b, c in pairs) ** 0.5
+    assert apart < 1e-3 * went
+    assert not any(part._forward_pre_hooks for part in spared.module.modules())
+
+
+def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three: famr.Splits) -> None:
+    from famr.forget_loss import forget_loss
+    from famr.setting import passes_of, unread_by
+
+    place = torch.device("cpu")
+    for style, layers in ((False, 3), (True, 0)):
+        method = famr.FAMR(target="uniform", beta=1.0 if style else 0.0, style_layer="blocks.0" if style else None)
+        method = replace(method, precision="fp32")
+        passes = passes_of(original, without_three, None, None, method, place)
+        with forget_loss(original, method, passes, place) as loss:
+            assert len(unread_by(loss, passes).layers) == layers
