@@ -10,7 +10,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
@@ -34,6 +34,7 @@ from famr.bench.speed_subject import size_named as size_named
 from famr.devices import Precision, pick_device
 from famr.errors import RequestError
 from famr.kernels.compiling import in_use
+from famr.method import FAMR
 from famr.models import Classifier
 from famr.runs import environment
 from famr.train import Training, fit
@@ -209,6 +210,10 @@ def facts(named: Named, model: Classifier) -> dict[str, Any]:
     }
 
 
+SMALL = 10_000_000
+"""Weights of a network below which it is called small."""
+
+
 class Subject:
     """A network and its images, through the stages; each stage may run without the others."""
 
@@ -217,6 +222,11 @@ class Subject:
         self._flops = PASS * forward_flops(model)
         self._data = synthetic(model, plan.images, RETAINED_FOR_EACH * plan.images, plan.seed)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it can take large steps."""
+        return parameters_of(self.original.module) < SMALL
+
     def retraining(self) -> dict[str, Any]:
         """Some epochs of `fit` on a few images; an epoch over all of the data follows from the seconds of a step."""
         plan, images = self._plan, self._data.train
@@ -224,7 +234,7 @@ class Subject:
         training = Training(
             epochs=RETRAINING_EPOCHS,
             batch_size=batch,
-            learning_rate=1e-3 if parameters_of(self.original.module) < 10_000_000 else 3e-4,
+            learning_rate=1e-3 if self.is_small else 3e-4,
             augmentation=None,
             precision=plan.settled_precision,
             compile=False,
@@ -247,8 +257,11 @@ class Subject:
         """Both loops on the same images, and how near they come to the floor."""
         plan = self._plan
         method = numbers(plan.epochs, plan.batch, plan.settled_precision)
+        if self.is_small:  # with smaller steps it would stop half-way, where answers are near ties
+            method = replace(method, learning_rate=FAMR.paper().settled_rate)
         rest = (self.original, forgetting(self._data), method, plan.seed, plan.place, plan.repeats)
         found = {**compare_loops(*rest), "late": late_layers(*rest), "kernels": in_use()}
+        found["learning_rate"] = method.settled_rate
         if tflops is None:
             return {**found, "floor": None}
         read = PASS * flops_of_what_is_read(self.original, plan.place)
