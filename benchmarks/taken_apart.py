@@ -14,6 +14,7 @@ import importlib
 import inspect
 import json
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ PARTS = {
     "the target": ["famr.forget_loss._target"],
     "the frozen front": ["famr.setting.front_of"],
     "anchors": ["famr.anchors.choose.anchors_for"],
+    "what nobody reads": ["famr.waking._asked", "famr.waking._awaited"],
     "steps": ["famr.optimise.minimise"],
     "looking at the forget set": ["famr.unlearning._run"],
     "watching retained images": ["famr.watch.watch_over", "famr.watch.Watch.accuracy"],
@@ -45,6 +47,7 @@ class Clock:
         self.seconds: defaultdict[str, float] = defaultdict(float, {LIBRARIES: time.time() - begun})
         self._inside = [REST]
         self._since = time.perf_counter()
+        self._thread = threading.get_ident()
 
     def _count(self, part: str) -> None:
         torch = sys.modules.get("torch")
@@ -55,14 +58,16 @@ class Clock:
         self._since = now
 
     def enter(self, part: str) -> None:
-        """From here on it is this part."""
-        self._count(part)
-        self._inside.append(part)
+        """From here on it is this part; what is done beside the command by another thread takes none of its time."""
+        if threading.get_ident() == self._thread:
+            self._count(part)
+            self._inside.append(part)
 
     def leave(self) -> None:
         """From here on it is again what it was before."""
-        self._count(self._inside[-1])
-        self._inside.pop()
+        if threading.get_ident() == self._thread:
+            self._count(self._inside[-1])
+            self._inside.pop()
 
     def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, timed; of a generator each piece of its work."""

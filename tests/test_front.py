@@ -168,7 +168,7 @@ def knows_digits(digits: Data) -> famr.Classifier:
 def test_forgetting_ends_with_the_same_weights_and_walks_the_front_once(
     knows_digits: famr.Classifier, digits: Data, method: famr.FAMR, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unlearning, "unread_by", lambda *_: Unread())  # what it takes to look for them is counted, too
+    monkeypatch.setattr(unlearning, "looking", lambda *_: lambda *_: Unread())  # looking for them is counted, too
     splits = famr.split(digits, famr.Request(classes=["3"]))
     walks: Counter[int] = Counter()
     seen: list[int] = []
@@ -224,7 +224,7 @@ def test_waiting_for_kernels_is_counted_with_the_steps(
 ) -> None:
     ever = iter([3.0, 5.5])  # before the run, and when its first step begins
     monkeypatch.setattr(unlearning, "waited", lambda: next(ever))
-    monkeypatch.setattr(unlearning, "unread_by", lambda *_: Unread(seconds=0.25))
+    monkeypatch.setattr(unlearning, "looking", lambda *_: lambda *_: Unread(seconds=0.25))
     splits = famr.split(digits, famr.Request(classes=["3"]))
     result = famr.forget(knows_digits, splits, replace(famr.FAMR.paper(), epochs=1), device="cpu", track_retain=False)
     first, last = result.history

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,22 @@ def test_the_parts_of_a_command_add_up_to_it(tmp_path: Path) -> None:
     assert wanted <= parts.keys()
     assert 0.5 * whole < sum(parts.values()) <= whole
     told = json.loads((tmp_path / "run/unlearning/run.json").read_text(encoding="utf-8"))
-    assert parts["steps"] >= told["seconds"] * 0.5
+    assert parts["steps"] + parts["what nobody reads"] >= told["seconds"] * 0.5
+
+
+def test_what_another_thread_does_takes_none_of_the_time(at: list[float]) -> None:
+    clock = Clock(0.0)
+
+    def beside() -> None:
+        at[0] += 5
+
+    other = threading.Thread(target=clock.around("beside", beside))
+    clock.enter("steps")
+    other.start()
+    other.join()
+    clock.leave()
+    assert "beside" not in clock.seconds
+    assert clock.seconds["steps"] == 5
 
 
 def test_the_page_says_what_both_loops_made_of_a_model() -> None:

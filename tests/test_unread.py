@@ -15,7 +15,9 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import famr
 from famr import unlearning
+from famr.setting import shape_of_one
 from famr.unread import Unread, unread
+from famr.waking import Looking, looking
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 
@@ -50,8 +52,7 @@ def said_by(network: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def found_in(network: nn.Module, images: Tensor | None = None) -> list[str]:
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)) if images is None else images
-    layers = unread(network, said_by(network), images, "fp32").layers
-    return [name for name, part in network.named_modules() if part in layers]
+    return list(unread(network, said_by(network), images, "fp32").layers)
 
 
 EVERY = {
@@ -68,10 +69,10 @@ def test_answers_and_gradients_are_those_of_the_whole_network(library: str) -> N
     layers = found_in(network)
     assert layers == expected if expected is not None else len(layers) == 3
     images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(2))
-    parts = dict(network.named_modules())
-    chosen = tuple(part for name in layers if isinstance(part := parts[name], nn.Linear))
     seen: list[int] = []
-    handle = chosen[0].register_forward_hook(lambda _layer, _inputs, out: seen.append(out.shape[1]))
+    handle = network.get_submodule(layers[0]).register_forward_hook(
+        lambda _layer, _inputs, out: seen.append(out.shape[1])
+    )
 
     def asked() -> tuple[Tensor, list[Tensor]]:
         logits = said_by(network)(images)
@@ -80,7 +81,7 @@ def test_answers_and_gradients_are_those_of_the_whole_network(library: str) -> N
         )
 
     whole, slopes = asked()
-    with Unread(chosen).spared():
+    with Unread(tuple(layers)).spared(network):
         said, leaner = asked()
     handle.remove()
     assert seen == [17, 1]
@@ -138,13 +139,18 @@ def test_a_run_forgets_as_without_it(
     original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Unread] = []
-    looked = unlearning.unread_by
-    monkeypatch.setattr(unlearning, "unread_by", lambda *given: found.append(looked(*given)) or found[-1])  # type: ignore[func-returns-value]
+    looking = unlearning.looking
+
+    def noting(*given: Any) -> Looking:
+        look = looking(*given)
+        return lambda *asked: found.append(look(*asked)) or found[-1]  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(unlearning, "looking", noting)
     spared = famr.forget(original, without_three, seed=0, device="cpu")
     assert len(found) == 1
     assert len(found[0].layers) == 2  # of the last block, what the default edits
     assert spared.history[0].seconds >= found[0].seconds > 0  # what makes steps fast is counted with them
-    monkeypatch.setattr(unlearning, "unread_by", lambda *_given: Unread())
+    monkeypatch.setattr(unlearning, "looking", lambda *_given: lambda *_asked: Unread())
     whole = famr.forget(original, without_three, seed=0, device="cpu")
     pairs = list(zip(spared.module.parameters(), whole.module.parameters(), original.module.parameters(), strict=True))
     apart = sum(float((a - b).detach().square().sum()) for a, b, _ in pairs) ** 0.5
@@ -155,7 +161,7 @@ def test_a_run_forgets_as_without_it(
 
 def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three: famr.Splits) -> None:
     from famr.forget_loss import forget_loss
-    from famr.setting import passes_of, unread_by
+    from famr.setting import passes_of
 
     place = torch.device("cpu")
     for style, layers in ((False, 3), (True, 0)):
@@ -163,4 +169,25 @@ def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three
         method = replace(method, precision="fp32")
         passes = passes_of(original, without_three, None, None, method, place)
         with forget_loss(original, method, passes, place) as loss:
-            assert len(unread_by(loss, passes).layers) == layers
+            look = looking(original, method, (3, 12, 12), place, lean=style)  # not even where it is done beside
+            assert len(look(loss, passes).layers) == layers
+
+
+def test_a_copy_that_is_asked_beside_finds_the_same(original: famr.Classifier, without_three: famr.Splits) -> None:
+    from famr.forget_loss import forget_loss
+    from famr.setting import passes_of
+
+    place = torch.device("cpu")
+    method = replace(famr.FAMR(), target="uniform", precision="fp32")
+    before = original.digest()
+    passes = passes_of(original, without_three, None, None, method, place)
+    shape = shape_of_one(original, passes)
+    assert shape == (3, 12, 12)
+    with forget_loss(original, method, passes, place) as loss:
+        here, beside = (looking(original, method, shape, place, lean=lean)(loss, passes) for lean in (False, True))
+        assert len(here.layers) == 3
+        assert beside.layers == here.layers
+        nothing = looking(original, method, (3, 5, 5), place, lean=True)(loss, passes)  # it cannot take such images
+        assert nothing.layers == ()
+    assert original.digest() == before
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in original.module.modules())

@@ -30,7 +30,6 @@ from famr.probe import probe_images
 from famr.ranks import ALONE, Ranks
 from famr.sketch import Sketch
 from famr.splits import Splits
-from famr.unread import Unread, unread
 
 COMPARED = 2000
 """Held-out images that tell how sure a target is to be: as many as the benchmarks show to a method."""
@@ -135,8 +134,15 @@ def passes_of(
     )
 
 
+def shape_of_one(model: Classifier, passes: Passes) -> tuple[int, ...]:
+    """(channels, height, width) of an image as the network takes it; nothing is decoded for it."""
+    if model.preprocessing is not None:
+        return (model.preprocessing.channels, *model.preprocessing.crop)
+    return tuple(next(iter(passes.forget(None))).images.shape[1:])
+
+
 TRIED = 4
-"""Forget images on which it is tried what can be left out."""
+"""Forget images on which a front is tried."""
 
 
 def front_of(loss: ForgetLoss, forget: Images, anchors: object) -> Front | None:
@@ -167,11 +173,3 @@ def behind(front: Front | None, loss: ForgetLoss, passes: Passes, forget: Images
         steps=front.passes(forget, prepared, loss.method.images_a_step(len(forget)), place),
         forget=front.passes(forget, prepared, look_size(place), place),
     )
-
-
-def unread_by(loss: ForgetLoss, passes: Passes) -> Unread:
-    """The layers that need see one token alone; a style is read off all of them."""
-    if loss.tap is not None or loss.ranks.size > 1:
-        return Unread()
-    some = next(iter(passes.forget(None))).images[:2]
-    return unread(loss.model.module, loss.logits, some, loss.method.settled_precision)

@@ -34,11 +34,12 @@ from famr.progress import Progress
 from famr.ranks import ALONE, Ranks, number
 from famr.request import Request
 from famr.resuming import Unfinished
-from famr.setting import behind, edited, front_of, passes_of, unread_by, what_is_at_hand
+from famr.setting import behind, edited, front_of, passes_of, shape_of_one, what_is_at_hand
 from famr.sketch import Sketch
 from famr.splits import Earlier, Splits
 from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
 from famr.unread import Unread
+from famr.waking import looking
 from famr.watch import watch_over
 
 
@@ -200,6 +201,7 @@ def forget(
     lean = lean_pays(place) and ranks.size == 1
     if lean and method.settled_precision == "bf16":
         get_ready(unlearned.module)
+    look = looking(original, method, shape_of_one(unlearned, passes), place, lean)
     watch = watch_over(splits, unlearned, place, method, seed, ranks) if gates or method.strength == "auto" else None
 
     fronts: list[Front | None] = []  # found by the first attempt: what is frozen is so in all of them
@@ -221,13 +223,13 @@ def forget(
                 loss, ahead = behind(fronts[0], loss, passes, splits.forget)
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
             if not idle:
-                idle.append(unread_by(loss, ahead))
+                idle.append(look(loss, ahead))
 
             def spent() -> float:
                 """Seconds that went into what makes the steps fast."""
                 return waited() - since + idle[0].seconds + (0.0 if loss.front is None else loss.front.seconds)
 
-            with idle[0].spared():
+            with idle[0].spared(unlearned.module):
                 history = tuple(_run(loss, ahead, anchors, seed, track_retain, on_event, progress, spent))
             first, last = history[0], history[-1]
             outcome = Outcome(

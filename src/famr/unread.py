@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,17 +27,17 @@ NEAR: dict[Precision, float] = {"fp32": 1e-4, "bf16": 3e-2}
 """How far answers may lie apart, as a share of them: what is rounded in another order."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Unread:
-    """Layers that need not see all tokens, and the seconds it took to find them."""
+    """Layers that need not see all tokens, by name, and the seconds it took to find them."""
 
-    layers: tuple[nn.Linear, ...] = ()
+    layers: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @contextmanager
-    def spared(self) -> Iterator[None]:
-        """These layers see the first token alone, whatever the network is asked."""
-        handles = [layer.register_forward_pre_hook(_first_token) for layer in self.layers]
+    def spared(self, module: nn.Module) -> Iterator[None]:
+        """These layers of a network see the first token alone, whatever it is asked."""
+        handles = [module.get_submodule(name).register_forward_pre_hook(_first_token) for name in self.layers]
         try:
             yield
         finally:
@@ -55,29 +56,29 @@ def unread(module: nn.Module, logits: Callable[[Tensor], Tensor], some: Tensor, 
     if outputs and said.requires_grad:
         weights = torch.linspace(1, 2, said.numel(), device=said.device).reshape(said.shape)
         slopes = torch.autograd.grad((said * weights).sum(), [output for _, output in outputs], allow_unused=True)
-    found: list[nn.Linear] = []
+    found: list[str] = []
     for (layer, _), slope in reversed(list(zip(outputs, slopes, strict=True))):
         if slope is None or bool(slope[:, 1:].any()) or not bool(slope[:, 0].any()):
             break
         found.append(layer)
     tried = Unread(tuple(reversed(found)))
-    if found and not _apart(said, logits, some, tried) <= NEAR[precision]:
+    if found and not _apart(said, module, logits, some, tried) <= NEAR[precision]:
         tried = Unread()
     return replace(tried, seconds=time.perf_counter() - begun)
 
 
 def _heard(
     module: nn.Module, logits: Callable[[Tensor], Tensor], some: Tensor
-) -> tuple[Tensor, list[tuple[nn.Linear, Tensor]]]:
+) -> tuple[Tensor, list[tuple[str, Tensor]]]:
     """The answers, and what each layer said about several tokens of each image, in the order of their calls."""
-    outputs: list[tuple[nn.Linear, Tensor]] = []
+    outputs: list[tuple[str, Tensor]] = []
 
-    def hear(layer: nn.Module, _inputs: Any, output: Tensor) -> None:
+    def hear(name: str, _layer: nn.Module, _inputs: Any, output: Tensor) -> None:
         if output.ndim == 3 and output.requires_grad and output.shape[1] > 1:
-            assert isinstance(layer, nn.Linear)
-            outputs.append((layer, output))
+            outputs.append((name, output))
 
-    handles = [part.register_forward_hook(hear) for part in module.modules() if isinstance(part, nn.Linear)]
+    layers = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    handles = [layer.register_forward_hook(partial(hear, name)) for name, layer in layers]
     try:
         with torch.enable_grad():
             return logits(some), outputs
@@ -87,10 +88,10 @@ def _heard(
 
 
 @torch.no_grad()
-def _apart(said: Tensor, logits: Callable[[Tensor], Tensor], some: Tensor, tried: Unread) -> float:
+def _apart(said: Tensor, module: nn.Module, logits: Callable[[Tensor], Tensor], some: Tensor, tried: Unread) -> float:
     """How far the answers then are from those before; infinitely, where a network needs all tokens that there were."""
     try:
-        with tried.spared():
+        with tried.spared(module):
             return float((logits(some) - said).norm() / said.norm())
     except (RuntimeError, TypeError, ValueError, IndexError):
         return math.inf

@@ -125,8 +125,7 @@ def forward_flops(model: Classifier, first_token: Sequence[str] = ()) -> int:
     prepared = model.prepared_by()
     shadow = deepcopy(model.module).to("meta").eval()
     image = torch.zeros(1, prepared.channels, *prepared.crop, device="meta")
-    layers = (shadow.get_submodule(name) for name in first_token)
-    spared = Unread(tuple(layer for layer in layers if isinstance(layer, nn.Linear))).spared()
+    spared = Unread(tuple(first_token)).spared(shadow)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), spared, FlopCounterMode(display=False) as counter:
         shadow(image)
     return int(counter.get_total_flops())
@@ -138,8 +137,7 @@ def flops_of_what_is_read(model: Classifier, device: torch.device) -> int:
     images = torch.linspace(-1, 1, prepared.channels * math.prod(prepared.crop), device=device)
     images = images.reshape(1, prepared.channels, *prepared.crop)
     tried.module.to(device).eval()
-    idle = unread(tried.module, tried.logits, images, "fp32").layers
-    return forward_flops(model, [name for name, part in tried.module.named_modules() if part in idle])
+    return forward_flops(model, unread(tried.module, tried.logits, images, "fp32").layers)
 
 
 PASS = 3

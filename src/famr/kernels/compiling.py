@@ -33,7 +33,7 @@ _WAITED: list[float] = []
 def begin(key: Key, make: Callable[[], Own], agrees: Callable[[Own], bool]) -> None:
     """See to it that something will be there; once for each key."""
     if key not in _COMING:
-        _COMING[key] = _beside().submit(_made, key[-1], make, agrees)
+        _COMING[key] = beside().submit(_made, key[-1], make, agrees)
 
 
 def ready(kind: type[Own], width: int, tensors: Iterable[Tensor]) -> Own | None:
@@ -118,7 +118,8 @@ def source(name: str) -> str:
 
 
 @cache
-def _beside() -> ThreadPoolExecutor:
+def beside() -> ThreadPoolExecutor:
+    """One thread for what is done beside other work, one thing after the other."""
     return ThreadPoolExecutor(1)
 
 
