@@ -77,10 +77,10 @@ class ForgetLoss:
         """The model's answers, in the precision of the run."""
         with ExitStack() as ways:
             ways.enter_context(autocast(self.device, self.method.settled_precision))
-            if self.lean:
-                ways.enter_context(LeanBackward())
             if self.lean and self.method.settled_precision == "bf16" and self.tap is None:  # a style is sums of squares
                 ways.enter_context(halved(self.model.module))
+            if self.lean:  # last: it hears of whatever torch is asked for, were it the type of a weight
+                ways.enter_context(LeanBackward())
             if self.front is not None:
                 ways.enter_context(self.front.behind(images))
                 images = self.front.blank

@@ -232,10 +232,10 @@ def _step(
         labels = classes[batch.positions.to(device)]  # a captured step is told of images and of places alone
         with ExitStack() as ways:
             ways.enter_context(autocast(device, precision))
-            if lean:
-                ways.enter_context(LeanBackward())
             if lean and precision == "bf16":
                 ways.enter_context(halved(module))
+            if lean:
+                ways.enter_context(LeanBackward())
             logits = logits_of(network(preprocessing.normalise(batch.images))).float()
         loss = F.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
         optimiser.zero_grad()
