@@ -146,16 +146,17 @@ def test_a_run_forgets_as_without_it(
         return lambda *asked: found.append(look(*asked)) or found[-1]  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(unlearning, "looking", noting)
-    spared = famr.forget(original, without_three, seed=0, device="cpu")
+    short = famr.FAMR(epochs=3, strength=0.0)  # in long runs any rounding grows
+    spared = famr.forget(original, without_three, short, seed=0, device="cpu")
     assert len(found) == 1
     assert len(found[0].layers) == 2  # of the last block, what the default edits
     assert spared.history[0].seconds >= found[0].seconds > 0  # what makes steps fast is counted with them
     monkeypatch.setattr(unlearning, "looking", lambda *_given: lambda *_asked: Unread())
-    whole = famr.forget(original, without_three, seed=0, device="cpu")
+    whole = famr.forget(original, without_three, short, seed=0, device="cpu")
     pairs = list(zip(spared.module.parameters(), whole.module.parameters(), original.module.parameters(), strict=True))
     apart = sum(float((a - b).detach().square().sum()) for a, b, _ in pairs) ** 0.5
     went = sum(float((b - c).detach().square().sum()) for _, b, c in pairs) ** 0.5
-    assert apart < 1e-3 * went
+    assert apart < 1e-5 * went
     assert not any(part._forward_pre_hooks for part in spared.module.modules())
 
 

@@ -60,13 +60,23 @@ class ForgetLoss:
         _, kl, style = self.per_image(batch)
         return self.combined(kl, style)
 
+    def with_others(self, batch: Batch, others: Tensor) -> tuple[Tensor, Tensor]:
+        """L_forget of a batch, and the answers to other images, from one pass through the network."""
+        said = self.logits(torch.cat([batch.images, others]))
+        _, kl, style = self._judged(said, batch)
+        return self.combined(kl, style), said[len(batch.images) :]
+
     def per_image(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits, KL(q ‖ p) with what is added to it, and, where style is forgotten, ‖G − G_target‖² of each image."""
-        logits, style = self.logits(batch.images), None
+        return self._judged(self.logits(batch.images), batch)
+
+    def _judged(self, said: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same from answers that begin with those to the batch."""
+        mine, style = len(batch.images), None
         if self.tap is not None and self.gram_target is not None:  # in full precision: these are sums of squares
-            style = style_distance(gram_matrix(self.tap.features(len(batch.images))), self.gram_target)
+            style = style_distance(gram_matrix(self.tap.features(len(said))[:mine]), self.gram_target)
             style = self.ranks.gather(style, len(batch.labels))
-        logits = self.ranks.gather(logits, len(batch.labels))
+        logits = self.ranks.gather(said[:mine], len(batch.labels))
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.device)]
         apart = target_kl(logits, target)
         if self.forgotten is not None and self.method.demotion:

@@ -39,7 +39,8 @@ def step_length(loss: Tensor, gradient: Sequence[Tensor], direction: Sequence[Te
     >>> step_length(torch.tensor(5.0), g, g)
     tensor(0.2000)
     """
-    slope = torch.stack([(g * d).sum() for g, d in zip(gradient, direction, strict=True)]).sum()
+    products = torch._foreach_mul(list(gradient), list(direction))
+    slope = torch.stack([product.sum() for product in products]).sum()
     return loss.detach() / slope.clamp(min=FLATTEST)
 
 
@@ -57,11 +58,10 @@ def natural_step(
     gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     for anchor, weight in others:
         pulls = anchor.gradient(parameters)
-        gradient = [g + weight * pull for g, pull in zip(gradient, pulls, strict=True)]
+        gradient = list(torch._foreach_add(gradient, list(pulls), alpha=weight))
     with torch.no_grad():
         direction = metric.precondition(gradient, strength)  # P g
         length = rate * step_length(loss, gradient, direction)
         if about_to_move is not None:
             about_to_move()
-        for parameter, along in zip(parameters, direction, strict=True):
-            parameter.sub_(length * along)
+        torch._foreach_sub_(list(parameters), torch._foreach_mul(list(direction), length))

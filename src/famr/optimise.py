@@ -28,6 +28,7 @@ from famr.natural import cosine, natural_step
 from famr.ranks import ALONE, Ranks
 from famr.resuming import optimiser_tensors, restore_optimiser
 from famr.scarce import Scarce, cut
+from famr.together import held_together
 
 WARM_UP = 0.1
 """The share of Adam's steps in which η rises."""
@@ -76,23 +77,29 @@ def minimise(
     optimiser = None if method.optimiser == "natural" else make_optimiser(parameters, method, rate)
     held = [anchor for anchor, _ in anchors if isinstance(anchor, FunctionAnchor)]
     original = held_plainly(method, anchors) if ranks.size == 1 else None
+    together = held_together(loss, anchors, method) if ranks.size == 1 else None
+    apart = [each for each in anchors if together is None or each.anchor is not together.anchor]
     scarce = Scarce(module, held)
     module.eval()
 
     def step(batch: Batch) -> Tensor:
         for parameter in parameters:
             parameter.grad = None
-        forget_loss = backward(loss, batch, scarce.parts, method)  # g_forget ← ∇L_forget(θ)
+        others = anchors
+        if together is not None and scarce.parts == 1 and together.fits(batch):
+            forget_loss, others = together.backward(batch), apart
+        else:
+            forget_loss = backward(loss, batch, scarce.parts, method)  # g_forget ← ∇L_forget(θ)
         ranks.add_up(parameters)
         if original is not None:  # the same as below, for many weights at once
             scarce.about_to_move()
             anchored_step(parameters, original, method.settled_rate, anchors[0].strength)
         elif optimiser is None:
-            natural_step(parameters, anchors, forget_loss, rate, scarce.about_to_move)
+            natural_step(parameters, others, forget_loss, rate, scarce.about_to_move)
         else:
             if method.optimiser == "adamw":
                 scarce.about_to_move()
-            pull_to_anchors(parameters, anchors, rate, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
+            pull_to_anchors(parameters, others, rate, method)  # g_anchor ← λ∇A(θ, θ₀), in the paper λ(θ − θ₀)
             scarce.about_to_move()
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
         return forget_loss

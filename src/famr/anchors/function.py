@@ -97,15 +97,24 @@ class FunctionAnchor:
                 break
         return torch.cat(found).mean()
 
-    def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
-        """Its gradient on the batch that was drawn."""
+    @property
+    def drawn(self) -> Batch:
+        """The batch that was drawn last; the first, if none was."""
         if self._drawn is None:
             self.draw()
         assert self._drawn is not None
+        return self._drawn
+
+    def judged(self, said: Tensor) -> Tensor:
+        """A of the batch that was drawn, from answers to it."""
+        return kl_divergence(self._before(self.drawn), said).mean()
+
+    def gradient(self, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
+        """Its gradient on the batch that was drawn."""
         if self.parts == 1:
-            return self._ranks.gradient(self._divergence(self._drawn).mean(), parameters)
+            return self._ranks.gradient(self._divergence(self.drawn).mean(), parameters)
         total = [torch.zeros_like(parameter) for parameter in parameters]
-        for part, share in cut(self._drawn, self.parts):
+        for part, share in cut(self.drawn, self.parts):
             found = self._ranks.gradient(share * self._divergence(part).mean(), parameters)
             total = [sum_ + piece for sum_, piece in zip(total, found, strict=True)]
         return total

@@ -26,4 +26,4 @@ class L2Anchor:
 
     def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
         """(1 + s)⁻¹ g: the same direction for every s."""
-        return [g / (1 + strength) for g in gradient]
+        return [g / (1 + strength) for g in gradient] if strength else gradient
