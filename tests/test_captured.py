@@ -153,6 +153,16 @@ def test_replayed_steps_are_the_plain_ones(
     assert in_the_pool == ([True] if allocator == "native" else [])
 
 
+def test_as_many_steps_are_plain_as_a_network_needs_to_settle(in_the_pool: list[bool]) -> None:
+    plain, replayed = torch.ones(3), torch.ones(3)
+    usual, taken = walk(plain), Captured(walk(replayed), torch.device("cpu"), plain=3)
+    for place, batch in enumerate(batches(12)):
+        usual(batch)
+        taken(batch, (4,), left=12 - place)
+    assert in_the_pool == [True] * 3
+    assert torch.equal(replayed, plain)
+
+
 def test_a_network_that_cannot_be_captured_is_stepped_plainly(in_the_pool: list[bool]) -> None:
     weight = torch.ones(3)
     usual = walk(weight)

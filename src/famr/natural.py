@@ -62,6 +62,7 @@ def natural_step(
     with torch.no_grad():
         direction = metric.precondition(gradient, strength)  # P g
         length = rate * step_length(loss, gradient, direction)
+        steps = torch._foreach_mul(list(direction), length)
         if about_to_move is not None:
             about_to_move()
-        torch._foreach_sub_(list(parameters), torch._foreach_mul(list(direction), length))
+        torch._foreach_sub_(list(parameters), steps)
