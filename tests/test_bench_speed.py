@@ -19,6 +19,7 @@ import famr
 from famr.alternatives import FineTune, SalUn, Scrub
 from famr.alternatives.neg_grad_plus import FORGET_PART
 from famr.bench import speed, speed_ceiling, speed_loops, speed_memory
+from famr.bench.speed import Plan, Subject
 from famr.bench.speed_alternatives import DEFAULT, EPOCHS, OURS, PLAIN, Contest, reached, sample_passes, seek
 from famr.bench.speed_checks import checks
 from famr.bench.speed_loops import (
@@ -82,6 +83,16 @@ def test_what_nobody_reads_is_not_counted(tiny: Classifier) -> None:
     """One token alone goes behind the last attention: 9·d² operations less for each of the others."""
     others = 5 - 1
     assert flops_of_what_is_read(tiny, torch.device("cpu")) == forward_flops(tiny) - 2 * others * 9 * 16**2
+
+
+def test_small_networks_take_the_papers_rate_for_larger_batches(
+    tiny: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan((Named("tiny", ARCHITECTURE),), images=12, epochs=1, batch=6, repeats=1, device="cpu")
+    subject = Subject(plan.models[0], tiny, plan)
+    assert subject.loops(None)["learning_rate"] == 1e-4
+    monkeypatch.setattr(speed, "SMALL", 0)
+    assert subject.loops(None)["learning_rate"] == pytest.approx(1e-4 * 64 / 6)
 
 
 def test_a_size_that_nobody_knows_is_told_with_its_option_and_all_that_are() -> None:

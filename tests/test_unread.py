@@ -180,6 +180,8 @@ def test_a_copy_that_is_asked_beside_finds_the_same(original: famr.Classifier, w
 
     place = torch.device("cpu")
     method = replace(famr.FAMR(), target="uniform", precision="fp32")
+    original = original.copy()
+    still = next(original.module.parameters()).requires_grad_(False)
     before = original.digest()
     passes = passes_of(original, without_three, None, None, method, place)
     shape = shape_of_one(original, passes)
@@ -191,4 +193,5 @@ def test_a_copy_that_is_asked_beside_finds_the_same(original: famr.Classifier, w
         nothing = looking(original, method, (3, 5, 5), place, lean=True)(loss, passes)  # it cannot take such images
         assert nothing.layers == ()
     assert original.digest() == before
+    assert not still.requires_grad
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in original.module.modules())
