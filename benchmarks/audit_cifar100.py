@@ -122,6 +122,8 @@ def main() -> None:
                 for seed in range(arguments.references)
             },
         }
+        if unknown := sorted(set(arguments.prepare) - work.keys()):
+            parser.error(f"nothing to train is called {', '.join(unknown)}; there are {', '.join(work)}")
         for model in arguments.prepare or work:
             work[model]()
         return

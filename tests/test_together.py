@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import famr
-from conftest import alg1
+from conftest import alg1, styled
 from famr import optimise, together
 from famr.anchors import FunctionAnchor, Held, L2Anchor
 from famr.batches import Batch
+from famr.data import Data
 from famr.method import FAMR
 from famr.together import Together, held_together
 
@@ -60,6 +61,20 @@ def test_a_step_is_that_of_two_passes(
     assert 0 < apart(found, expected) < 1e-4 * apart(expected, start)
     steps = method.settled_epochs * 2  # 146 images, 128 at a time
     assert twice - passes == steps
+
+
+def test_a_style_is_that_of_the_forget_images_alone(
+    original: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the layer says of held images is not theirs to be judged by."""
+    data = styled(digits)
+    splits = famr.split(data, famr.Request(style=("style", "negative")))
+    method = FAMR(epochs=1, beta=1e-3, style_layer="blocks.0", strength=1e-4)
+    found, _ = ends(original, splits, method)
+    monkeypatch.setattr(optimise, "held_together", lambda *_: None)
+    expected, _ = ends(original, splits, method)
+    start = [parameter.detach() for parameter in original.module.parameters()]
+    assert 0 < apart(found, expected) < 1e-3 * apart(expected, start)
 
 
 def test_where_memory_runs_out_they_go_one_after_the_other(
