@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch import nn
 
-from famr.devices import quick_products, repeatable
+from famr import Classifier
+from famr.devices import quick_products, repeatable, unplanned_attention
 
 
 def state() -> tuple[object, ...]:
@@ -54,3 +59,50 @@ def test_quick_products_leave_the_precision_as_it_was_to_the_letter(precision: s
         assert backend.fp32_precision == precision
     finally:
         backend.fp32_precision = before
+
+
+def planned() -> bool:
+    return bool(torch.backends.cuda.cudnn_sdp_enabled())
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_attention_goes_without_plans_until_the_last_who_asked_for_it_is_done(before: bool) -> None:
+    asked, done, seen = threading.Event(), threading.Event(), []
+
+    def another() -> None:
+        with unplanned_attention():
+            asked.set()
+            done.wait(10)
+            seen.append(planned())
+
+    usual = planned()
+    torch.backends.cuda.enable_cudnn_sdp(before)
+    thread = threading.Thread(target=another)
+    try:
+        with pytest.raises(KeyError), unplanned_attention():
+            raise KeyError(thread.start(), asked.wait(10))
+        assert not planned()  # the other thread is not done
+        done.set()
+        thread.join()
+        assert seen == [False]
+        assert planned() is before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(usual)
+
+
+class Noting(nn.Module):
+    """A network that notes how attention would be done."""
+
+    def forward(self, images: SimpleNamespace) -> torch.Tensor:
+        images.seen.append(planned())
+        return torch.zeros(1, 2)
+
+
+def test_answers_without_a_gradient_take_attention_without_plans_and_steps_take_what_torch_prefers() -> None:
+    network = Classifier(Noting())
+    for is_cuda, gradient, expected in ((True, False, False), (True, True, planned()), (False, False, planned())):
+        images = SimpleNamespace(is_cuda=is_cuda, seen=[])
+        with torch.set_grad_enabled(gradient):
+            network.logits(images)  # type: ignore[arg-type]
+        assert images.seen == [expected]
+    assert planned()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
@@ -54,6 +55,32 @@ def quick_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
         for backend, own in zip(named, each, strict=True):
             backend.fp32_precision = own
+
+
+_ASKING = threading.Lock()
+_asking, _planned = 0, True
+
+
+@contextmanager
+def unplanned_attention() -> Iterator[None]:
+    """On CUDA, attention by kernels that are ready at once, in whatever thread.
+
+    cuDNN's, which torch prefers, are a little quicker once they have a plan; it takes a tenth of a second or more to
+    draw one up for each size of batch, which pays where gradients are taken many times.
+    """
+    global _asking, _planned
+    with _ASKING:
+        if not _asking:
+            _planned = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        _asking += 1
+    try:
+        yield
+    finally:
+        with _ASKING:
+            _asking -= 1
+            if not _asking:
+                torch.backends.cuda.enable_cudnn_sdp(_planned)
 
 
 def one_thread() -> AbstractContextManager[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from famr.devices import unplanned_attention
 from famr.errors import CheckpointError, RequestError
 from famr.models.weights import save_weights, state_digest
 from famr.preprocessing import Preprocessing
@@ -76,7 +77,8 @@ class Classifier:
 
     def logits(self, images: Tensor) -> Tensor:
         """(batch, classes), whatever the library wraps around it."""
-        return logits_of(self.module(images))
+        with unplanned_attention() if images.is_cuda and not torch.is_grad_enabled() else nullcontext():
+            return logits_of(self.module(images))
 
     def prepared_by(self) -> Preprocessing:
         """How to prepare images for this network; an error where nobody has said."""
