@@ -31,6 +31,7 @@ from famr.bench.speed_loops import (
     prepared_images,
     run_ours,
     run_plain,
+    ties_aside,
 )
 from famr.bench.speed_memory import compare_memory
 from famr.bench.speed_subject import (
@@ -45,6 +46,7 @@ from famr.bench.speed_subject import (
     synthetic,
 )
 from famr.errors import NumericsError, RequestError
+from famr.evaluation import Answers
 from famr.models import Classifier
 from famr.objective import l2_penalty, target_kl, uniform_target
 from famr.splits import Splits
@@ -124,8 +126,48 @@ def test_where_accuracies_differ_the_plain_loop_says_what_rounding_does(
     assert agreement["plain_in_fp32"] == metrics(tiny, full.module, splits, CPU)
     rounding = abs(agreement["plain"]["forget_entropy"] - agreement["plain_in_fp32"]["forget_entropy"])
     assert agreement["gap_of_rounding"]["forget_entropy"] == rounding > 0
+    assert set(agreement["ties_aside"]) == {"forget_accuracy", "retain_accuracy"}
     exact = compare_loops(tiny, splits, replace(method, precision="fp32"), 3, CPU, repeats=1)["agreement"]
     assert exact["gap_of_rounding"] is None  # there is nothing finer to compare with
+    assert exact["ties_aside"] is None
+
+
+def test_what_is_left_without_ties_is_what_a_loop_over_the_images_leaves() -> None:
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (60,), generator=draws)
+    plain = Answers(torch.randn(60, 4, generator=draws), labels)
+    ours, exact = (Answers(plain.logits + size * torch.randn(60, 4, generator=draws), labels) for size in (1.0, 0.1))
+
+    def ahead(said: Answers, place: int) -> float:
+        own = int(labels[place])
+        return float(said.logits[place, own]) - max(float(said.logits[place, k]) for k in range(4) if k != own)
+
+    moved = max(abs(ahead(plain, place) - ahead(exact, place)) for place in range(60))
+    clear = [place for place in range(60) if abs(ahead(plain, place)) > moved]
+    right = [sum(ahead(said, place) > 0 for place in clear) / len(clear) for said in (ours, plain)]
+    found = ties_aside(ours, plain, exact)
+    assert 0 < len(clear) < 60
+    assert found["share"] == pytest.approx(len(clear) / 60)
+    assert found["gap"] == pytest.approx(abs(right[0] - right[1]))
+    assert found["gap"] != 0
+    level = Answers(torch.zeros(60, 4), labels)
+    assert ties_aside(ours, level, exact) == {"share": 0.0, "gap": None}  # nothing is known of such answers
+
+
+@pytest.mark.parametrize(
+    ("clear", "holds"), [((0.9, 0.0), True), ((0.9, 0.002), True), ((0.9, 0.003), False), ((0.0, None), False)]
+)
+def test_ties_are_left_aside_and_nothing_else(clear: tuple[float, float | None], holds: bool) -> None:
+    run = content()
+    agreement = _result(run, "loops")["agreement"]
+    agreement["gap"]["forget_accuracy"] = 0.018
+    agreement["gap_of_rounding"] = {"retain_accuracy": 0.0, "forget_accuracy": 0.004, "forget_entropy": 0.5}
+    agreement["plain_in_fp32"] = agreement["plain"]
+    kept = {"share": 1.0, "gap": 0.0}
+    agreement["ties_aside"] = {"retain_accuracy": kept, "forget_accuracy": {"share": clear[0], "gap": clear[1]}}
+    (check,) = [each for each in checks(run) if "accuracies equal" in each.claim]
+    assert check.holds is holds
+    assert f"{100 * clear[0]:.0f} % of the forgotten are none" in check.found
 
 
 @pytest.mark.parametrize(("own", "holds"), [(None, False), (0.001, False), (0.004, True)])

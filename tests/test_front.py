@@ -202,6 +202,30 @@ def test_forgetting_ends_with_the_same_weights_and_walks_the_front_once(
     assert ends[1].history[0].seconds > 0 == plain.history[0].seconds  # the walk is counted
 
 
+@pytest.mark.parametrize("room", [True, False])
+def test_held_out_images_walk_the_front_once_and_are_answered_the_same(
+    knows_digits: famr.Classifier, digits: Data, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    assert splits.test is not None
+    method = famr.FAMR(strength=1e-3, epochs=4, function_strength=0.0)
+    if not room:
+        each = 4 * 17 * 48
+        monkeypatch.setattr(front, "ROOM", (len(splits.test) - 1) * each)
+    walked: list[int] = []
+    own = front.Front.walked
+    monkeypatch.setattr(front.Front, "walked", lambda self, images: walked.append(len(images)) or own(self, images))
+    ours = famr.forget(knows_digits, splits, method, seed=1, device="cpu")
+    once = sum(walked)
+    assert (once >= len(splits.forget) + len(splits.test)) is room
+    assert once < len(splits.forget) + 2 * len(splits.test)  # though they are asked after each of four epochs
+    monkeypatch.setattr(unlearning, "front_of", lambda *_: None)
+    plain = famr.forget(knows_digits, splits, method, seed=1, device="cpu")
+    followed = [row.retain_accuracy for row in ours.history]
+    assert len(followed) == 5
+    assert followed == pytest.approx([row.retain_accuracy for row in plain.history], abs=1.5 / len(splits.test))
+
+
 def test_images_are_read_before_the_walk_is_timed(
     knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:

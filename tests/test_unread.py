@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import famr
-from famr import unlearning
+from famr import unlearning, waking
 from famr.setting import shape_of_one
-from famr.unread import Unread, unread
+from famr.unread import AT_ONCE, Unread, unread
 from famr.waking import Looking, looking
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -90,6 +90,37 @@ def test_answers_and_gradients_are_those_of_the_whole_network(library: str) -> N
         if other is not None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert not any(part._forward_pre_hooks for part in network.modules())
+
+
+class Long(nn.Module):
+    """As many layers behind the last mixing as are asked about at once, and two more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cut, self.head = nn.Linear(48, 8), nn.Linear(8, 5)
+        self.behind = nn.ModuleList(nn.Linear(8, 8) for _ in range(AT_ONCE + 2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.cut(images.reshape(len(images), 16, 48))
+        tokens = tokens + tokens.mean(1, keepdim=True)
+        for layer in self.behind:
+            tokens = layer(tokens)
+        out: Tensor = self.head(tokens[:, 0])
+        return out
+
+
+def test_gradients_are_taken_no_further_back_than_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    own = torch.autograd.grad
+    monkeypatch.setattr(
+        torch.autograd, "grad", lambda one, some, **how: asked.append(len(some)) or own(one, some, **how)
+    )
+    assert len(found_in(timm_vit())) > 0
+    assert asked == [AT_ONCE]  # of two blocks the last
+    asked.clear()
+    assert found_in(Long()) == [f"behind.{place}" for place in range(AT_ONCE + 2)]
+    assert asked == [AT_ONCE, 3]
 
 
 class Shared(nn.Module):
@@ -195,3 +226,16 @@ def test_a_copy_that_is_asked_beside_finds_the_same(original: famr.Classifier, w
     assert original.digest() == before
     assert not still.requires_grad
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in original.module.modules())
+
+
+@pytest.mark.parametrize(
+    ("network", "attends"), [(timm_vit(), True), (timm.create_model("resnet10t", num_classes=5).eval(), False)]
+)
+def test_only_networks_with_attention_have_its_kernels_loaded(network: nn.Module, attends: bool) -> None:
+    with torch.no_grad(), waking._Attention() as attention:
+        network(torch.zeros(1, 3, 16, 16))
+    assert attention.asked is attends
+
+
+def test_a_device_without_such_kernels_is_no_error() -> None:
+    waking._load_attention(torch.device("cpu"))

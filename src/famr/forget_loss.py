@@ -32,7 +32,7 @@ from famr.objective import (
 )
 from famr.probe import mean_features, probe_target
 from famr.ranks import ALONE, Ranks
-from famr.scarce import cut
+from famr.scarce import cut, in_halves
 from famr.style import LayerOutput, listen, mean_gram
 from famr.targets import margins, matching_temperature, reference_target, tempered_target, without
 
@@ -112,6 +112,17 @@ class ForgetLoss:
         return [each for half, _ in cut(batch, 2) for each in self._measured(half)]
 
     @torch.no_grad()
+    def held_out(self, passes: Passes) -> Answers | None:
+        """What it answers to held-out images; None where there are none."""
+        if passes.held_out is None:
+            return None
+        if passes.held_out_beyond is None:
+            return collect(self.model, passes.held_out(None), self.device, self.method.settled_precision, self.ranks)
+        found = [(in_halves(self.logits, batch.images), batch.labels) for batch in passes.held_out_beyond(None)]
+        said, labels = zip(*found, strict=True)
+        return Answers(torch.cat(said).cpu(), torch.cat(labels).cpu())
+
+    @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> tuple[Answers, Tensor, Tensor | None]:
         """Answers, KL and style distance of every image, without a graph."""
         found = [each for batch in batches for each in self._measured(batch)]
@@ -164,6 +175,8 @@ class Passes:
     """Whether that is what the request asks for."""
     remembered: HeldOut | None = None
     """How the original answers held-out images, where a sketch remembers it."""
+    held_out_beyond: Batches | None = None
+    """The held-out images as a frozen front left them, where that is kept."""
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class Front:
         self.blank = blank
         """One image, which stands for all that was kept."""
         self.seconds = 0.0
-        """What walking it has taken so far."""
+        """What walking it for the sake of the steps has taken so far."""
         self._kept: dict[tuple[int, bytes], Tensor] = {}
 
     @torch.no_grad()
@@ -84,7 +84,15 @@ class Front:
                 else:
                     block.forward = own
 
-    def passes(self, images: Images, preprocessing: Preprocessing, batch_size: int, device: torch.device) -> Batches:
+    def passes(
+        self,
+        images: Images,
+        preprocessing: Preprocessing,
+        batch_size: int,
+        device: torch.device,
+        *,
+        for_steps: bool = True,
+    ) -> Batches:
         """Passes over images as `image_batches` makes them, with what was kept in the place of pixels."""
         source = (id(images.cache), images.rows.numpy().tobytes())
 
@@ -96,7 +104,7 @@ class Front:
                 self._kept[source] = torch.cat([in_halves(self.walked, batch.images) for batch in every])
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
-                self.seconds += time.perf_counter() - begun
+                self.seconds += for_steps * (time.perf_counter() - begun)
             targets, places = images.targets.to(device), order(len(images), seed).to(device)
             for positions in torch.split(places, batch_size):
                 yield Batch(self._kept[source][positions], targets[positions], positions)

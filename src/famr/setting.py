@@ -163,13 +163,22 @@ def front_of(loss: ForgetLoss, forget: Images, anchors: object) -> Front | None:
     return front if front is not None and fits(front, images + held, some) else None
 
 
-def behind(front: Front | None, loss: ForgetLoss, passes: Passes, forget: Images) -> tuple[ForgetLoss, Passes]:
-    """The same loss and the same passes, beginning behind a front where there is one."""
+def behind(
+    front: Front | None, loss: ForgetLoss, passes: Passes, forget: Images, watched: Images | None
+) -> tuple[ForgetLoss, Passes]:
+    """The same loss and the same passes, beginning behind a front where there is one.
+
+    `watched` are held-out images that are asked about after every epoch; they too, where there is room for them.
+    """
     if front is None:
         return loss, passes
     prepared, place = loss.model.prepared_by(), loss.device
+    size, beyond = look_size(place), None
+    if watched is not None and fits(front, len(watched), front.blank):
+        beyond = front.passes(watched, prepared, size, place, for_steps=False)
     return replace(loss, front=front), replace(
         passes,
         steps=front.passes(forget, prepared, loss.method.images_a_step(len(forget)), place),
-        forget=front.passes(forget, prepared, look_size(place), place),
+        forget=front.passes(forget, prepared, size, place),
+        held_out_beyond=beyond,
     )

@@ -19,7 +19,7 @@ from famr.data import Images
 from famr.defaults import settle
 from famr.devices import repeatable
 from famr.errors import NumericsError, RequestError
-from famr.evaluation import Scores, collect, score
+from famr.evaluation import Scores, score
 from famr.finite import naming
 from famr.forget_loss import ForgetLoss, Passes, forget_loss
 from famr.front import Front
@@ -201,7 +201,7 @@ def forget(
     lean = lean_pays(place) and ranks.size == 1
     if lean and method.settled_precision == "bf16":
         get_ready(unlearned.module)
-    look = looking(original, method, shape_of_one(unlearned, passes), place, lean)
+    look = looking(unlearned, method, shape_of_one(unlearned, passes), place, lean)
     watch = watch_over(splits, unlearned, place, method, seed, ranks) if gates or method.strength == "auto" else None
 
     fronts: list[Front | None] = []  # found by the first attempt: what is frozen is so in all of them
@@ -220,7 +220,8 @@ def forget(
                 if not fronts:
                     source = splits.retain if anchor_images is None else anchor_images
                     fronts.append(front_of(loss, splits.forget, source))
-                loss, ahead = behind(fronts[0], loss, passes, splits.forget)
+                watched = splits.test if track_retain else None
+                loss, ahead = behind(fronts[0], loss, passes, splits.forget, watched)
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
             if not idle:
                 idle.append(look(loss, ahead))
@@ -282,10 +283,7 @@ def _run(
 
     def look(epoch: Epoch) -> HistoryRow:
         answers, kl, style = loss.measure(passes.forget(None))
-        test = None
-        if passes.held_out is not None and track_retain:
-            test = collect(loss.model, passes.held_out(None), loss.device, loss.method.settled_precision, loss.ranks)
-        found = score(answers, original, test, None)
+        found = score(answers, original, loss.held_out(passes) if track_retain else None, None)
         forget_loss = float(loss.combined(kl, style))
         anchor_loss = sum(strength * number(anchor.penalty(parameters)) for anchor, strength in anchors)
         row = HistoryRow(

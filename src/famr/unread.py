@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from famr.devices import Precision
 
 NEAR: dict[Precision, float] = {"fp32": 1e-4, "bf16": 3e-2}
 """How far answers may lie apart, as a share of them: what is rounded in another order."""
+AT_ONCE = 4
+"""Layers that are asked about in one backward pass: those of one block of a transformer."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,28 @@ def unread(module: nn.Module, logits: Callable[[Tensor], Tensor], some: Tensor, 
     """
     begun = time.perf_counter()
     said, outputs = _heard(module, logits, some)
-    slopes: Sequence[Tensor | None] = (None,) * len(outputs)
-    if outputs and said.requires_grad:
-        weights = torch.linspace(1, 2, said.numel(), device=said.device).reshape(said.shape)
-        slopes = torch.autograd.grad((said * weights).sum(), [output for _, output in outputs], allow_unused=True)
-    found: list[str] = []
-    for (layer, _), slope in reversed(list(zip(outputs, slopes, strict=True))):
-        if slope is None or bool(slope[:, 1:].any()) or not bool(slope[:, 0].any()):
-            break
-        found.append(layer)
+    found = [layer for layer, _ in takewhile(lambda each: _first_alone(each[1]), _slopes(said, outputs[::-1]))]
     tried = Unread(tuple(reversed(found)))
     if found and not _apart(said, module, logits, some, tried) <= NEAR[precision]:
         tried = Unread()
     return replace(tried, seconds=time.perf_counter() - begun)
+
+
+def _slopes(said: Tensor, outputs: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor | None]]:
+    """The gradient of an answer in what each layer said, the last layers first: no further back than is asked for."""
+    if not said.requires_grad:
+        return
+    weights = torch.linspace(1, 2, said.numel(), device=said.device).reshape(said.shape)
+    answer = (said * weights).sum()
+    for first in range(0, len(outputs), AT_ONCE):
+        names, some = zip(*outputs[first : first + AT_ONCE], strict=True)
+        slopes = torch.autograd.grad(answer, some, retain_graph=True, allow_unused=True)
+        yield from zip(names, slopes, strict=True)
+
+
+def _first_alone(slope: Tensor | None) -> bool:
+    """Whether an answer depends on the first token, and on no other."""
+    return slope is not None and not bool(slope[:, 1:].any()) and bool(slope[:, 0].any())
 
 
 def _heard(

@@ -2,21 +2,26 @@
 
 The first gradient of a process takes a second: handles are made, plans are drawn up, kernels are loaded, most of it
 with no Python. Meanwhile a run has images to decode. So a copy of the network is asked beside that work what nobody
-reads of it (`unread`), which takes a forward and a backward pass of two images, and a run begins with what it found.
+reads of it (`unread`), which takes two passes of two images, and a run begins with what it found.
 Elsewhere nothing has to wake, and the network itself is asked, when a run needs to know.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
+from famr.devices import unplanned_attention
+from famr.errors import is_out_of_memory
 from famr.forget_loss import ForgetLoss, Passes
 from famr.kernels.compiling import beside
 from famr.method import FAMR
@@ -30,11 +35,20 @@ Looking = Callable[[ForgetLoss, Passes], Unread]
 """What nobody reads, once a run needs to know; its seconds are those for which the run had to wait."""
 
 
-def looking(original: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device, lean: bool) -> Looking:
-    """Begin to look, where that can be done beside other work. `shape`: of one image as the network takes it."""
+def looking(model: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device, lean: bool) -> Looking:
+    """Begin to look, where that can be done beside other work. `shape`: of one image as the network takes it.
+
+    The copy is made here, of a network that is on its device, and not where that may just be changed.
+    """
     if not lean or method.forgets_style:
         return _asked
-    return partial(_awaited, beside().submit(_woken, original, method, shape, place))
+    try:
+        tried = model.copy()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return _asked
+    return partial(_awaited, beside().submit(_woken, tried, method, shape, place))
 
 
 def _awaited(coming: Future[Unread], loss: ForgetLoss, passes: Passes) -> Unread:  # noqa: ARG001
@@ -50,16 +64,40 @@ def _asked(loss: ForgetLoss, passes: Passes) -> Unread:
     return unread(loss.model.module, loss.logits, some, loss.method.settled_precision)
 
 
-def _woken(original: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device) -> Unread:
+def _woken(tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device) -> Unread:
     """By a copy, and noise in the place of images; nothing where that fails, as where memory is scarce."""
     try:
         with torch.cuda.device(place) if place.type == "cuda" else nullcontext():
-            tried = original.copy()
-            tried.module.to(place).eval()
+            tried.module.eval()
             for weight in tried.module.parameters():
                 weight.requires_grad_(weight.is_floating_point())
             noise = torch.randn(SOME, *shape, generator=torch.Generator().manual_seed(0)).to(place)
             asking = ForgetLoss(tried, method, torch.zeros(0, device=place), place, lean=True)
-            return unread(tried.module, asking.logits, noise, method.settled_precision)
+            with unplanned_attention(), _Attention() as attention:  # a plan for two images would serve nobody else
+                found = unread(tried.module, asking.logits, noise, method.settled_precision)
+            if attention.asked and place.type == "cuda":
+                _load_attention(place)
+            return found
     except Exception:  # of whatever kind: the run itself will tell what is wrong
         return Unread()
+
+
+class _Attention(TorchFunctionMode):
+    """Notes whether a network asks for attention."""
+
+    asked = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Whatever torch is asked for."""
+        self.asked = self.asked or func is F.scaled_dot_product_attention
+        return func(*args, **dict(kwargs or {}))
+
+
+@cache
+def _load_attention(place: torch.device) -> None:
+    """Steps take attention from cuDNN, half a gigabyte of kernels that are read from the disk when one is wanted."""
+    some = torch.zeros(1, 1, 16, 64, dtype=torch.bfloat16, device=place)
+    with suppress(RuntimeError), torch.no_grad():  # a device that cuDNN has no attention for
+        torch.ops.aten._scaled_dot_product_cudnn_attention(some, some, some, None, True)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from famr.batches import image_batches, order
 from famr.defaults import LATE
 from famr.devices import Precision, autocast
-from famr.evaluation import answers_to, compare_answers
+from famr.evaluation import Answers, answers_to, compare_answers
 from famr.method import FAMR
 from famr.models import Classifier
 from famr.models.classifier import logits_of
@@ -156,7 +156,8 @@ def compare_loops(
     """Both loops in turn, as often as asked; who begins changes, so that neither gains from a machine's moods.
 
     Answers that are nearly uniform have many near ties, which any rounding decides. Where the accuracies differ, the
-    plain loop is run in fp32 as well: by how much it then differs from itself is what rounding alone does.
+    plain loop is run in fp32 as well: by how much it then differs from itself is what rounding alone does, and images
+    whose answer that could have changed are left aside.
     """
     ours: list[Run] = []
     plain: list[Run] = []
@@ -168,13 +169,16 @@ def compare_loops(
         del images
         if turn % 2 == 1:
             ours.append(run_ours(original, splits, method, seed, device))
-    both = {
-        name: metrics(original, run.module, splits, device) for name, run in (("ours", ours[-1]), ("plain", plain[-1]))
-    }
-    gaps = _gaps(both["ours"], both["plain"])
+    ends = {"ours": ours[-1].module, "plain": plain[-1].module}
+    both = {name: metrics(original, module, splits, device) for name, module in ends.items()}
+    gaps, decided = _gaps(both["ours"], both["plain"]), None
     if largest_of_accuracies(gaps) > POINTS and method.settled_precision != "fp32":
         full = run_plain(original, prepared_images(original, splits, device), replace(method, precision="fp32"), seed)
         both["plain_in_fp32"] = metrics(original, full.module, splits, device)
+        said = [answers_to(splits, replace(original, module=end), device) for end in (*ends.values(), full.module)]
+        decided = {"forget_accuracy": ties_aside(*(each.forget for each in said))}
+        if all(each.test is not None for each in said):
+            decided["retain_accuracy"] = ties_aside(*(each.test for each in said if each.test is not None))
     steps = method.settled_epochs * -(-len(splits.forget) // method.batch_size)
     return {
         "sample_passes": method.settled_epochs * len(splits.forget),
@@ -191,8 +195,36 @@ def compare_loops(
             **both,
             "gap": gaps,
             "gap_of_rounding": _gaps(both["plain"], both["plain_in_fp32"]) if "plain_in_fp32" in both else None,
+            "ties_aside": decided,
         },
     }
+
+
+def ties_aside(ours: Answers, plain: Answers, exact: Answers) -> dict[str, float | None]:
+    """How far the accuracies of both loops are apart on images whose answer rounding does not decide, and their share.
+
+    An image is decided where the plain loop puts the right class ahead or behind by more than rounding moved that lead
+    on any of the images. Of no image, there is no gap.
+
+    >>> logits = torch.tensor([[3.0, 0.0], [0.0, 2.0], [0.1, 0.0]])
+    >>> labels = torch.tensor([0, 0, 0])
+    >>> plain, exact = Answers(logits, labels), Answers(logits - torch.tensor([0.2, 0.0]), labels)
+    >>> ties_aside(Answers(logits + torch.tensor([9.0, 0.0]), labels), plain, exact)
+    {'share': 0.6666666865348816, 'gap': 0.5}
+    """
+    leads = lead(plain)
+    clear = leads.abs() > (leads - lead(exact)).abs().max()
+    if not bool(clear.any()):
+        return {"share": 0.0, "gap": None}
+    right, expected = ((each[clear] > 0).float().mean() for each in (lead(ours), leads))
+    return {"share": float(clear.float().mean()), "gap": float((right - expected).abs())}
+
+
+def lead(said: Answers) -> Tensor:
+    """By how much the right class is ahead of the best other one; negative where it is behind."""
+    own = said.logits.gather(1, said.targets[:, None])
+    others = said.logits.scatter(1, said.targets[:, None], -math.inf)
+    return own[:, 0] - others.amax(dim=1)
 
 
 def late_layers(
