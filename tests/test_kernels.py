@@ -17,7 +17,7 @@ from famr.kernels import compiling, gelu, get_ready
 from famr.kernels.compiling import Key, ready, source
 from famr.kernels.gelu import Gelu
 from famr.kernels.layer_norm import LANES, WARPS, WIDEST, LayerNorms, agrees, serves
-from famr.lean import LeanBackward
+from famr.lean import LeanBackward, sum_to_last
 
 CPU = torch.device("cpu")
 
@@ -162,10 +162,17 @@ def gelu_forward(grid: Any, block: Any, given: list[Any]) -> None:
 
 
 def gelu_backward(grid: Any, block: Any, given: list[Any]) -> None:
-    slope, x, of_x, _pieces = given
+    """Each row of blocks takes so many rows, and keeps their sum."""
+    slope, x, of_x, sums, pieces, rows, each = given
+    assert pieces * 8 == x.shape[-1]
+    assert grid[0] * block[0] >= pieces > (grid[0] - 1) * block[0]
+    assert grid[1] * each >= rows > (grid[1] - 1) * each
     wide = x.double()
     normal = torch.distributions.Normal(0.0, 1.0)
-    of_x.copy_(slope * (normal.cdf(wide) + wide * normal.log_prob(wide).exp()))
+    found = slope * (normal.cdf(wide) + wide * normal.log_prob(wide).exp())
+    of_x.copy_(found)
+    for place, some in enumerate(found.reshape(rows, -1).split(each)):
+        sums[place] = some.sum(0)
 
 
 def of_the_tail(grid: Any, block: Any, given: list[Any]) -> None:
@@ -178,14 +185,64 @@ def halved_slope(grid: Any, block: Any, given: list[Any]) -> None:
     gelu_backward(grid, block, [given[0] / 2, *given[1:]])
 
 
-def test_a_right_gelu_agrees_with_the_library_and_wrong_ones_do_not() -> None:
-    assert gelu.agrees(Gelu(gelu_forward, gelu_backward), CPU)
-    assert not gelu.agrees(Gelu(of_the_tail, gelu_backward), CPU)
-    assert not gelu.agrees(Gelu(gelu_forward, halved_slope), CPU)
+def a_block_unsummed(grid: Any, block: Any, given: list[Any]) -> None:
+    gelu_backward(grid, block, given)
+    given[3][-1] = 0
+
+
+@pytest.mark.parametrize("processors", [1, 2, 132])
+def test_a_right_gelu_agrees_with_the_library_and_wrong_ones_do_not(processors: int) -> None:
+    assert gelu.agrees(Gelu(gelu_forward, gelu_backward, processors), CPU)
+    assert not gelu.agrees(Gelu(of_the_tail, gelu_backward, processors), CPU)
+    assert not gelu.agrees(Gelu(gelu_forward, halved_slope, processors), CPU)
+    assert not gelu.agrees(Gelu(gelu_forward, a_block_unsummed, processors), CPU)
+
+
+class Mlp(nn.Module):
+    """A layer, GELU, and perhaps somebody else who reads what the layer said, or changes its gradient."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.way = nn.Linear(16, 64), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = self.layer(x)
+        if self.way == "changed":
+            inside.register_hook(lambda slope: slope.mul_(2))
+        out = F.gelu(inside)
+        return out + inside if self.way == "read twice" else out
+
+
+@pytest.mark.parametrize("way", ["alone", "read twice", "changed"])
+def test_a_bias_before_a_gelu_gets_the_sums_that_were_taken_on_the_way(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_is((Gelu, 0, CPU), Gelu(gelu_forward, gelu_backward, 1))
+    network = Mlp(way).bfloat16()
+    x, slope = in_half(5, 3, 16), in_half(5, 3, 64)
+    network(x).backward(slope)
+    expected = network.layer.bias.grad
+    network.zero_grad()
+    summed: list[int] = []
+    monkeypatch.setattr("famr.lean.sum_to_last", lambda given: summed.append(len(given)) or sum_to_last(given))
+    with LeanBackward():
+        out = network(x)
+    out.backward(slope)
+    assert (not summed) is (way == "alone")  # else they would be those of another gradient
+    assert network.layer.bias.grad is not None
+    torch.testing.assert_close(network.layer.bias.grad, expected, rtol=3e-2, atol=3e-2)
+
+
+def test_rows_that_are_not_whole_pieces_are_left_to_the_library() -> None:
+    there_is((Gelu, 0, CPU), Gelu(gelu_forward, gelu_backward, 1))
+    with LeanBackward():
+        found = [F.gelu(in_half(*shape).requires_grad_()) for shape in ((4, 8), (8, 4))]
+    assert [hasattr(each.grad_fn, "own") for each in found] == [True, False]
 
 
 def test_a_network_uses_it_where_there_are_gradients_in_half() -> None:
-    own = Gelu(gelu_forward, gelu_backward)
+    own = Gelu(gelu_forward, gelu_backward, 1)
     there_is((Gelu, 0, CPU), own)
     x, slope = in_half(3, 64).requires_grad_(), in_half(3, 64)
     with LeanBackward():
@@ -225,7 +282,7 @@ def test_the_kernels_compile(name: str, width: int | None, home: str | None, mon
 
 
 def test_waiting_for_a_kernel_is_counted_once() -> None:
-    x, found = in_half(3, 64), Gelu(gelu_forward, gelu_backward)
+    x, found = in_half(3, 64), Gelu(gelu_forward, gelu_backward, 1)
     there_is((Gelu, 0, CPU), found)
     before = compiling.waited()
     assert ready(Gelu, 0, [x]) is found
@@ -248,7 +305,7 @@ def test_both_sides_mean_the_same_by_a_block_and_by_a_piece() -> None:
 
 
 def test_what_is_in_use_is_told(kernels: LayerNorms) -> None:
-    there_is((Gelu, 0, CPU), Gelu(gelu_forward, gelu_backward))
+    there_is((Gelu, 0, CPU), Gelu(gelu_forward, gelu_backward, 1))
     there_is((LayerNorms, 192, CPU), None)  # did not compile, or was wrong
     assert compiling.in_use() == ["Gelu", "LayerNorms 64"]
 

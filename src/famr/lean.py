@@ -1,7 +1,7 @@
 """The same gradients with less traffic: what the library's kernels do slowly on a GPU.
 
 - The gradient of a bias is a sum over thousands of rows: first those of each image, then over the images, so that
-  there is work for all of the device.
+  there is work for all of the device. Behind a GELU of `kernels` it has been summed on the way.
 - So are those of the scale and shift of a layer normalisation, where each row has a weight: one matrix product.
 - Queries, keys and values are cut out of one tensor; their gradients go straight to where they were cut from, not
   into a stack that is then copied into place.
@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from famr.kernels import Gelu, LayerNorms
 from famr.kernels.compiling import fitting, ready
+from famr.kernels.gelu import serves
 
 
 def lean_pays(device: torch.device) -> bool:
@@ -107,7 +108,7 @@ def layer_norm(
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """x·Φ(x), by our own kernel where there is one."""
-    own = ready(Gelu, 0, (input,)) if approximate == "none" and input.requires_grad else None
+    own = ready(Gelu, 0, (input,)) if approximate == "none" and input.requires_grad and serves(input) else None
     if own is None:
         return F.gelu(input, approximate=approximate)
     out: Tensor = _Gelu.apply(input, own)
@@ -190,6 +191,17 @@ def sum_to_last(slope: Tensor) -> Tensor:
     return total.to(slope.dtype)
 
 
+def note_sums(slope: Tensor, sums: Tensor) -> None:
+    """Sums over some of its rows go with a gradient to whoever is handed it."""
+    slope.sums_of_rows = sums, slope._version  # type: ignore[attr-defined]
+
+
+def summed(slope: Tensor) -> Tensor:
+    """`sum_to_last`, from sums that go with it, unless it was changed on the way."""
+    sums, version = getattr(slope, "sums_of_rows", (None, None))
+    return sum_to_last(slope) if sums is None or version != slope._version else sums.sum(0).to(slope.dtype)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -204,7 +216,7 @@ class _Linear(torch.autograd.Function):
         rows = slope.reshape(-1, slope.shape[-1])
         of_x = (rows @ weight).reshape(x.shape) if ctx.needs_input_grad[0] else None
         of_weight = rows.mT @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
-        return of_x, of_weight, sum_to_last(slope)
+        return of_x, of_weight, summed(slope)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -249,7 +261,9 @@ class _Gelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return ctx.own.backward(fitting(slope), x), None
+        of_x, sums = ctx.own.backward(fitting(slope), x)
+        note_sums(of_x, sums)
+        return of_x, None
 
 
 class _Unbind(torch.autograd.Function):

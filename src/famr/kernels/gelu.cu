@@ -21,16 +21,30 @@ extern "C" __global__ void forward(const uint4* x, uint4* out, int pieces) {
     out[at] = packed(values);
 }
 
-extern "C" __global__ void backward(const uint4* slope, const uint4* x, uint4* of_x, int pieces) {
-    const int at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= pieces) return;
-    float values[PIECE], slopes[PIECE];
-    unpacked(x[at], values);
-    unpacked(slope[at], slopes);
-    #pragma unroll
-    for (int j = 0; j < PIECE; j++) {
-        const float v = values[j], height = bell(v);
-        slopes[j] *= below(v, height) + v * 0.39894228f * height;
+// A block takes some columns of some rows, one row after the other. What it hands on is also the gradient of whatever
+// was added to x: its sum over the block's rows, column by column, goes to the block's own place in `sums`.
+extern "C" __global__ void backward(
+    const uint4* slope, const uint4* x, uint4* of_x, float* sums, int pieces, int rows, int rows_a_block
+) {
+    const int column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= pieces) return;
+    const int first = blockIdx.y * rows_a_block, end = min(rows, first + rows_a_block);
+    float total[PIECE] = {};
+    #pragma unroll 4
+    for (int row = first; row < end; row++) {
+        const int at = row * pieces + column;
+        float values[PIECE], slopes[PIECE];
+        unpacked(x[at], values);
+        unpacked(slope[at], slopes);
+        #pragma unroll
+        for (int j = 0; j < PIECE; j++) {
+            const float v = values[j], height = bell(v);
+            slopes[j] *= below(v, height) + v * 0.39894228f * height;
+            total[j] += slopes[j];
+        }
+        of_x[at] = packed(slopes);
     }
-    of_x[at] = packed(slopes);
+    float4* mine = reinterpret_cast<float4*>(sums) + 2 * (blockIdx.y * pieces + column);
+    mine[0] = make_float4(total[0], total[1], total[2], total[3]);
+    mine[1] = make_float4(total[4], total[5], total[6], total[7]);
 }

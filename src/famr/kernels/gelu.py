@@ -9,47 +9,60 @@ from torch.nn import functional as F
 from famr.kernels.compiling import PIECE, Launch, launches, near
 
 THREADS = 256
+NARROW = 128
+"""Threads of a block of the backward kernel, at most; they lie side by side in a row."""
+BLOCKS = 16
+"""Its blocks for each of a device's processors."""
 
 
 class Gelu:
     """Its kernels."""
 
-    def __init__(self, forward: Launch, backward: Launch) -> None:
-        self._forward, self._backward = forward, backward
+    def __init__(self, forward: Launch, backward: Launch, processors: int) -> None:
+        self._forward, self._backward, self._processors = forward, backward, processors
 
     @classmethod
-    def compiled(cls) -> Gelu:
+    def compiled(cls, device: torch.device) -> Gelu:
         """For any size."""
-        return cls(*launches("gelu"))
+        return cls(*launches("gelu"), torch.cuda.get_device_properties(device).multi_processor_count)
 
     def forward(self, x: Tensor) -> Tensor:
         """x·Φ(x)."""
-        out = torch.empty_like(x)
-        self._over(self._forward, x, [x, out])
+        out, pieces = torch.empty_like(x), x.numel() // PIECE
+        self._forward((-(-pieces // THREADS), 1, 1), (THREADS, 1, 1), [x, out, pieces])
         return out
 
-    def backward(self, slope: Tensor, x: Tensor) -> Tensor:
-        """The gradient of x."""
+    def backward(self, slope: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of x; and sums of it over rows, (some, columns) in float32, which together are over all rows."""
+        pieces = x.shape[-1] // PIECE
+        rows = x.numel() // x.shape[-1]
+        threads = min(NARROW, -(-pieces // 32) * 32)
+        across = -(-pieces // threads)
+        each = -(-rows * across // (BLOCKS * self._processors))
+        down = -(-rows // each)
         of_x = torch.empty_like(x)
-        self._over(self._backward, x, [slope, x, of_x])
-        return of_x
+        sums = torch.empty((down, x.shape[-1]), dtype=torch.float32, device=x.device)
+        self._backward((across, down, 1), (threads, 1, 1), [slope, x, of_x, sums, pieces, rows, each])
+        return of_x, sums
 
-    @staticmethod
-    def _over(kernel: Launch, x: Tensor, tensors: list[Tensor]) -> None:
-        pieces = x.numel() // PIECE
-        kernel((-(-pieces // THREADS), 1, 1), (THREADS, 1, 1), [*tensors, pieces])
+
+def serves(x: Tensor) -> bool:
+    """Whether the kernels can take its rows."""
+    return x.ndim > 0 and x.shape[-1] % PIECE == 0
 
 
 @torch.no_grad()
 def agrees(ours: Gelu, device: torch.device) -> bool:
     """Whether it answers as the library does, from where Φ is 0 to where it is 1."""
     draw = torch.Generator().manual_seed(0)
-    x = torch.linspace(-9, 9, PIECE * (THREADS + 3)).to(device, torch.bfloat16)
-    slope = torch.randn(len(x), generator=draw).to(device, torch.bfloat16)
+    x = torch.linspace(-9, 9, 37 * PIECE * (NARROW + 3)).to(device, torch.bfloat16)
+    x = x[torch.randperm(len(x), generator=draw).to(device)].reshape(37, -1)
+    slope = torch.randn(x.shape, generator=draw).to(device, torch.bfloat16)
     wide = x.float()
-    of_x = torch.ops.aten.gelu_backward(slope.float(), wide)
+    expected = torch.ops.aten.gelu_backward(slope.float(), wide)
     apart = ours.forward(x).float() - F.gelu(wide)
     small = bool(
         (apart.abs() <= 1e-5 + F.gelu(wide).abs() / 128).all()
     )  # each of them, where it is next to nothing too
-    return small and near([ours.forward(x), ours.backward(slope, x)], [F.gelu(wide), of_x])
+    of_x, sums = ours.backward(slope, x)
+    return small and near([ours.forward(x), of_x, sums.sum(0)], [F.gelu(wide), expected, expected.sum(0)])

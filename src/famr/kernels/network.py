@@ -18,7 +18,7 @@ def get_ready(module: nn.Module) -> None:
         if not isinstance(part, nn.LayerNorm) or len(part.normalized_shape) != 1 or part.weight is None:
             continue
         (width,), device = part.normalized_shape, part.weight.device
-        begin((Gelu, 0, device), Gelu.compiled, partial(gelu.agrees, device=device))
+        begin((Gelu, 0, device), partial(Gelu.compiled, device), partial(gelu.agrees, device=device))
         if serves(width):
             try_it = partial(layer_norm.agrees, width=width, device=device)
             begin((LayerNorms, width, device), partial(LayerNorms.compiled, width, device), try_it)
