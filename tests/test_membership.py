@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from famr.metrics.membership import mia_efficacy
+from famr.metrics.membership import called_non_members, mia_efficacy
 
 
 def confidences(sure: float, count: int, seed: int) -> torch.Tensor:
@@ -37,3 +42,27 @@ def test_the_attack_is_balanced_and_never_sees_the_forget_set() -> None:
     forget = confidences(3.0, 50, 6)
     alone = [mia_efficacy(MEMBERS, NON_MEMBERS, one[None]) for one in forget]
     assert sum(alone) / 50 == pytest.approx(mia_efficacy(MEMBERS, NON_MEMBERS, forget))
+
+
+def elsewhere(sets: list[Tensor]) -> NDArray[np.bool_]:
+    """What the attack of another library calls non-members, from answers of two classes, the first being the right."""
+    known, unknown, asked = (torch.stack([each, 1 - each], dim=1).numpy() for each in sets)
+    first = [np.zeros(len(each), dtype=int) for each in (known, unknown, asked)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that of its imports, and of scikit-learn about what it is asked
+        from art.attacks.inference.membership_inference import MembershipInferenceBlackBox
+        from art.estimators.classification import BlackBoxClassifier
+
+        answered = BlackBoxClassifier(lambda given: given, input_shape=(2,), nb_classes=2)
+        attack = MembershipInferenceBlackBox(answered, attack_model_type="svm")
+        attack.fit(known, first[0], unknown, first[1])
+        said: NDArray[np.float32] = attack.infer(asked, first[2])
+    return said[:, 0] == 0
+
+
+@pytest.mark.parametrize(("sure", "between"), [(2.0, 1.0), (2.0, 0.0), (3.0, 3.0), (4.0, 2.0)])
+def test_another_librarys_attack_says_the_same_of_nearly_all(sure: float, between: float) -> None:
+    sets = [confidences(sure, 300, 7), confidences(0.0, 300, 8), confidences(between, 400, 9)]
+    ours, theirs = called_non_members(*sets).numpy() == 1, elsewhere(sets)
+    assert 0 < ours.sum() < len(ours)
+    assert (ours == theirs).mean() > 0.94
