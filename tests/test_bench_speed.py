@@ -167,7 +167,7 @@ def test_ties_are_left_aside_and_nothing_else(clear: tuple[float, float | None],
     agreement["ties_aside"] = {"retain_accuracy": kept, "forget_accuracy": {"share": clear[0], "gap": clear[1]}}
     (check,) = [each for each in checks(run) if "accuracies equal" in each.claim]
     assert check.holds is holds
-    assert f"{100 * clear[0]:.0f} % of the forgotten are none" in check.found
+    assert f"{100 * clear[0]:.0f} % of the forgotten are no ties" in check.found
 
 
 @pytest.mark.parametrize(("own", "holds"), [(None, False), (0.001, False), (0.004, True)])

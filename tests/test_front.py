@@ -153,6 +153,18 @@ def test_what_would_take_too_much_memory_is_not_kept(monkeypatch: pytest.MonkeyP
     assert not fits(found, 101, SOME)
 
 
+@pytest.mark.parametrize("for_steps", [True, False])
+def test_only_what_is_walked_for_the_steps_is_counted_with_them(digits: Data, for_steps: bool) -> None:
+    torch.manual_seed(0)
+    found = tried(timm_vit())
+    assert found is not None
+    how = famr.Preprocessing(16, (16, 16), (0.5,) * 3, (0.5,) * 3)
+    some = digits.train.take(torch.arange(4))
+    (batch,) = found.passes(some, how, 8, torch.device("cpu"), for_steps=for_steps)(None)
+    assert batch.images.shape == (4, 17, 48)
+    assert (found.seconds > 0) is for_steps
+
+
 @pytest.fixture(scope="module")
 def knows_digits(digits: Data) -> famr.Classifier:
     torch.manual_seed(0)

@@ -85,8 +85,8 @@ def _same_accuracies(name: str, agreement: Mapping[str, Any]) -> Check:
     if clear := agreement.get("ties_aside"):
         told = {"forget_accuracy": "forgotten", "retain_accuracy": "retained"}
         parts = [
-            f"{100 * each['share']:.0f} % of the {told[which]} are none, "
-            + ("" if each["gap"] is None else f"{100 * each['gap']:.2f} points apart")
+            f"{100 * each['share']:.0f} % of the {told[which]} are no ties"
+            + ("" if each["gap"] is None else f", {100 * each['gap']:.2f} points apart")
             for which, each in clear.items()
         ]
         return Check(

@@ -161,7 +161,7 @@ def _loops(records: list[dict[str, Any]]) -> tuple[Block, ...]:
         Table(
             "What both loops made of the same network. Weights apart: ‖ours − plain‖ / ‖plain − original‖. Where their "
             "accuracies differ, the plain loop in fp32 shows what rounding alone does: answers that are nearly uniform "
-            "have many near ties. No tie is where the plain loop has the right class ahead or behind by more than "
+            "have many near ties. It is none where the plain loop has the right class ahead or behind by more than "
             "rounding moved that lead on any image.",
             ("model", "weights of", *columns, "weights apart"),
             tuple(scores),
