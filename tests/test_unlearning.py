@@ -98,6 +98,26 @@ def test_events_tell_every_step_and_every_epoch(original: famr.Classifier, witho
     assert len(events) - len(rows) == 2 * 3  # 146 images are three batches of 64
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(50, list(range(8))), (3, [0, 1, 3, 6, 7]), (2, [0, 1, 4, 7]), (1, [0, 7])]
+)
+def test_so_many_epochs_are_looked_at_and_looking_changes_nothing(
+    original: famr.Classifier, without_three: famr.Splits, rows: int, expected: list[int]
+) -> None:
+    method = alg1(epochs=7, learning_rate=1e-5, strength=0.01)
+    result = famr.forget(original, without_three, method, device="cpu", rows=rows)
+    every = famr.forget(original, without_three, method, device="cpu")
+    assert [row.epoch for row in result.history] == expected
+    timeless = [replace(row, seconds=0.0) for row in result.history]
+    assert timeless == [replace(row, seconds=0.0) for row in every.history if row.epoch in expected]
+    assert result.model.digest() == every.model.digest()
+
+
+def test_no_row_at_all_is_refused(original: famr.Classifier, without_three: famr.Splits) -> None:
+    with pytest.raises(RequestError, match="`rows` must be at least 1"):
+        famr.forget(original, without_three, device="cpu", rows=0)
+
+
 def test_total_loss_is_forget_loss_plus_anchor(original: famr.Classifier, without_three: famr.Splits) -> None:
     method = alg1(epochs=2, strength=7.0)
     result = famr.forget(original, without_three, method, device="cpu", track_retain=False)

@@ -139,7 +139,7 @@ class Unlearned:
 Event = Step | HistoryRow
 
 ROWS = 50
-"""About the most rows of a history: with more epochs some are looked at, evenly, and the first and the last."""
+"""About the most rows of a history, where nobody says: with more epochs some are looked at, evenly."""
 
 
 def forget(
@@ -154,6 +154,7 @@ def forget(
     seed: int = 0,
     device: str | None = None,
     track_retain: bool = True,
+    rows: int = ROWS,
     gates: bool = False,
     unfinished: Unfinished | None = None,
     on_event: Callable[[Event], None] | None = None,
@@ -166,7 +167,8 @@ def forget(
     are images of a neutral style, `anchor_images` those from which anchors are taken that need some (default for
     both: the retained images). `sketch` gives what anchors and targets need of the training data, taken earlier.
     `track_retain` measures retained accuracy after each epoch, which costs a pass over the test images and is not
-    counted in `seconds`. With `gates` a run that did nothing or destroyed the model is a GateError; where the strength
+    counted in `seconds`. `rows`: about so many epochs are looked at, the first and the last among them; with 1 the last
+    alone. With `gates` a run that did nothing or destroyed the model is a GateError; where the strength
     is left to `forget`, one that stays outside the budget always is. `unfinished` keeps the state of the run, and goes
     on from it where it was begun before. `ranks` are processes that share the work, each calling this alike.
     """
@@ -176,6 +178,8 @@ def forget(
             where="famr.forget",
             fix="forget=loader",
         )
+    if rows < 1:
+        raise RequestError(f"`rows` must be at least 1, got {rows!r}.", where="famr.forget")
     original = model if isinstance(model, Classifier) else Classifier(model)
     home = next(original.module.parameters()).device
     place = working_place(device, home, ranks)
@@ -231,7 +235,7 @@ def forget(
                 return waited() - since + idle[0].seconds + (0.0 if loss.front is None else loss.front.seconds)
 
             with idle[0].spared(unlearned.module):
-                history = tuple(_run(loss, ahead, anchors, seed, track_retain, on_event, progress, spent))
+                history = tuple(_run(loss, ahead, anchors, seed, track_retain, rows, on_event, progress, spent))
             first, last = history[0], history[-1]
             outcome = Outcome(
                 strength=firm.settled_strength,
@@ -267,6 +271,7 @@ def _run(
     anchors: Sequence[Held],
     seed: int,
     track_retain: bool,
+    most: int,
     on_event: Callable[[Event], None] | None,
     progress: Progress,
     spent: Callable[[], float],
@@ -279,10 +284,11 @@ def _run(
     parameters = trainable(module)
     weights = anchors[0].anchor
     assert isinstance(weights, WeightAnchor)
-    original, *_ = loss.measure(passes.forget(None))
+    before = loss.measure(passes.forget(None))
+    original = before[0]
 
     def look(epoch: Epoch) -> HistoryRow:
-        answers, kl, style = loss.measure(passes.forget(None))
+        answers, kl, style = before if epoch.steps == 0 else loss.measure(passes.forget(None))
         found = score(answers, original, loss.held_out(passes) if track_retain else None, None)
         forget_loss = float(loss.combined(kl, style))
         anchor_loss = sum(strength * number(anchor.penalty(parameters)) for anchor, strength in anchors)
@@ -311,7 +317,8 @@ def _run(
             on_event(row)
         return row
 
-    apart = -(-loss.method.settled_epochs // ROWS)
+    last = loss.method.settled_epochs
+    apart, ends = -(-last // most), (1, last) if most > 1 else (last,)
     begun, rows = progress.begun()
     if begun is None:
         begun = Epoch(epoch=0, steps=0, seconds=spent())
@@ -319,7 +326,7 @@ def _run(
     yield from history
     steps = passes.steps_per_epoch
     for epoch in minimise(module, anchors, loss, passes.steps, steps, loss.method, seed, on_event, begun, loss.ranks):
-        looked = epoch.epoch % apart == 0 or epoch.epoch in (1, loss.method.settled_epochs)
+        looked = epoch.epoch % apart == 0 or epoch.epoch in ends
         if looked:
             history.append(look(epoch))
         progress.keep(epoch, history)

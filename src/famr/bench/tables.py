@@ -80,7 +80,7 @@ NOTES = (
     "MIA-efficacy. MIA-efficacy: share of the forget set that an attack calls non-members; "
     "where members and others can hardly be told apart it is close to a coin, and Avg. Gap with it.",
     "Seconds are those of all that a method does, preparations included, once model and images are on the device. "
-    "FAMR's are of its whole call, loading images and measuring its history included, which is to its disadvantage; "
+    "FAMR's are of its whole call, with loading images and measuring before and after, which is to its disadvantage; "
     "its steps alone are given below the table. Tuning is not counted for any method, nor what a process does once: on "
     "a GPU, networks are compiled for the steps of methods and of retraining where that pays. FDE: passes of an "
     "image through a network, divided by the number of training images. Peak memory is counted on a GPU only.",
