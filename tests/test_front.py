@@ -158,7 +158,7 @@ def test_only_what_is_walked_for_the_steps_is_counted_with_them(digits: Data, fo
     torch.manual_seed(0)
     found = tried(timm_vit())
     assert found is not None
-    how = famr.Preprocessing(16, (16, 16), (0.5,) * 3, (0.5,) * 3)
+    how = famr.Preprocessing(32, (32, 32), (0.5,) * 3, (0.5,) * 3)
     some = digits.train.take(torch.arange(4))
     (batch,) = found.passes(some, how, 8, torch.device("cpu"), for_steps=for_steps)(None)
     assert batch.images.shape == (4, 17, 48)
