@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from famr.batches import Batch, Batches
-from famr.devices import autocast
 from famr.errors import RequestError, is_out_of_memory
 from famr.evaluation import Answers, collect
 from famr.front import Front
-from famr.half import halved
-from famr.lean import LeanBackward
+from famr.lean import one_pass
 from famr.method import FAMR
 from famr.metrics.forgetting import correct, entropy
 from famr.models import Classifier
@@ -85,16 +83,13 @@ class ForgetLoss:
 
     def logits(self, images: Tensor) -> Tensor:
         """The model's answers, in the precision of the run."""
-        with ExitStack() as ways:
-            ways.enter_context(autocast(self.device, self.method.settled_precision))
-            if self.lean and self.method.settled_precision == "bf16" and self.tap is None:  # a style is sums of squares
-                ways.enter_context(halved(self.model.module))
-            if self.lean:  # last: it hears of whatever torch is asked for, were it the type of a weight
-                ways.enter_context(LeanBackward())
-            if self.front is not None:
-                ways.enter_context(self.front.behind(images))
-                images = self.front.blank
-            return at_least_float32(self.model.logits(images))
+        beyond = nullcontext() if self.front is None else self.front.behind(images)
+        no_style = self.tap is None  # a style is sums of squares
+        how = one_pass(
+            self.model.module, self.device, self.method.settled_precision, lean=self.lean, round_all=no_style
+        )
+        with how, beyond:
+            return at_least_float32(self.model.logits(images if self.front is None else self.front.blank))
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:
         """α·L_KL + β·L_style over these images."""

@@ -15,15 +15,18 @@ While the context lasts, networks of any library use them: they stand in for `F.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from famr.devices import Precision, autocast
+from famr.half import halved
 from famr.kernels import Gelu, LayerNorms
 from famr.kernels.compiling import fitting, ready
 from famr.kernels.gelu import serves
@@ -32,6 +35,23 @@ from famr.kernels.gelu import serves
 def lean_pays(device: torch.device) -> bool:
     """Whether the library's own ways are the slower ones there."""
     return device.type == "cuda"
+
+
+@contextmanager
+def one_pass(
+    module: nn.Module, device: torch.device, precision: Precision, *, lean: bool, round_all: bool = True
+) -> Iterator[None]:
+    """A forward pass in the precision of a run, where wanted by the leaner ways; in bf16 then throughout (`half`).
+
+    `round_all`: not where what is between the layers is wanted in full precision.
+    """
+    with ExitStack() as ways:
+        ways.enter_context(autocast(device, precision))
+        if lean and precision == "bf16" and round_all:
+            ways.enter_context(halved(module))
+        if lean:  # last: it hears of whatever torch is asked for, were it the type of a weight
+            ways.enter_context(LeanBackward())
+        yield
 
 
 class LeanBackward(TorchFunctionMode):

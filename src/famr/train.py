@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -18,12 +17,11 @@ from famr.augmentation import Augmentation, augment
 from famr.batches import Batch, order, pixel_batches, resident
 from famr.captured import Captured
 from famr.data import Images
-from famr.devices import Precision, autocast, pick_device, repeatable
+from famr.devices import Precision, pick_device, repeatable
 from famr.errors import RequestError
 from famr.finite import naming, require_finite
-from famr.half import halved
 from famr.kernels import get_ready
-from famr.lean import LeanBackward, lean_pays
+from famr.lean import lean_pays, one_pass
 from famr.models import Classifier
 from famr.models.classifier import logits_of
 from famr.optimise import Step, epoch_seed, trainable
@@ -230,12 +228,7 @@ def _step(
 
     def step(batch: Batch) -> Tensor:
         labels = classes[batch.positions.to(device)]  # a captured step is told of images and of places alone
-        with ExitStack() as ways:
-            ways.enter_context(autocast(device, precision))
-            if lean and precision == "bf16":
-                ways.enter_context(halved(module))
-            if lean:
-                ways.enter_context(LeanBackward())
+        with one_pass(module, device, precision, lean=lean):
             logits = logits_of(network(preprocessing.normalise(batch.images))).float()
         loss = F.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
         optimiser.zero_grad()
