@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ from torch.nn import functional as F
 
 import famr
 from famr import unlearning
+from famr.devices import Precision
+from famr.forget_loss import ForgetLoss
 from famr.half import halved, standing, weights_standing
-from famr.lean import LeanBackward
+from famr.lean import LeanBackward, one_pass
+from famr.style import listen
 from famr.train import Trained
 from small import ARCHITECTURE
 
@@ -146,3 +151,36 @@ def test_a_run_in_half_ends_with_the_figures_of_the_usual_one(
         one, other = getattr(found.history[-1], name), getattr(usual.history[-1], name)
         assert abs(one - other) <= 0.02, name  # a few of the images that are just on the edge
     assert found.drift == pytest.approx(usual.drift, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("precision", "lean", "round_all", "expected"),
+    [
+        ("bf16", True, True, torch.bfloat16),
+        ("bf16", True, False, torch.float32),
+        ("bf16", False, True, torch.float32),
+        ("fp32", True, True, torch.float32),
+    ],
+)
+def test_a_lean_pass_in_bf16_is_rounded_throughout_where_nothing_in_between_is_wanted(
+    precision: Precision, lean: bool, round_all: bool, expected: torch.dtype
+) -> None:
+    layer = nn.Linear(4, 4)
+    with one_pass(layer, torch.device("cpu"), precision, lean=lean, round_all=round_all):
+        assert layer.weight.dtype == expected
+        assert LeanBackward.lasting == lean
+        assert torch.is_autocast_enabled("cpu") is (precision == "bf16")
+    assert layer.weight.dtype == torch.float32
+    assert LeanBackward.lasting == 0
+
+
+@pytest.mark.parametrize("style", [True, False])
+def test_a_style_is_taken_from_numbers_that_are_not_rounded(style: bool) -> None:
+    network, seen = vit(), []
+    block = network.get_submodule("blocks.1.mlp.fc1")
+    block.register_forward_pre_hook(lambda *_: seen.append(block.weight.dtype))
+    method, here = replace(famr.FAMR.paper(), precision="bf16"), torch.device("cpu")
+    with listen(network, "blocks.0", False) if style else nullcontext() as tap:
+        loss = ForgetLoss(famr.Classifier(network), method, torch.ones(5) / 5, here, tap, lean=True)
+        loss.logits(images())
+    assert seen == [torch.float32 if style else torch.bfloat16]
