@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
-import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import famr
 from alternative_cases import NAMES, TRAINING, LookedError, Peek, cases, start, stepping, unseen
@@ -23,20 +27,23 @@ from famr.alternatives import (
     GradientAscent,
     LabelAnnealing,
     Outcome,
-    Scrub,
     SisaRemoval,
     Steps,
-    compiling,
     every_method,
+    repeated,
+    work,
 )
-from famr.alternatives.work import PAYS_FROM_STEPS, Work
+from famr.alternatives.descent import Descent
+from famr.alternatives.work import Work
 from famr.data import Data
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import ModelScores, answers_to, compare_answers
+from famr.lean import one_pass
 
 CPU = torch.device("cpu")
 TRAINS_NORMALISATION = {"retrain", "fine-tune", "ℓ₁-sparse"}
 WITHOUT_RETAIN = {"FAMR", "gradient ascent", "boundary shrink", "Forsaken", "DELETE"}
+UNCAPTURED = {"FAMR", "retrain", "SISA", "Newton step on the head"}
 WHOLE_CLASSES = {"boundary shrink", "DELETE", "label annealing"}
 
 
@@ -231,103 +238,122 @@ def test_impossible_numbers_fail_when_they_are_given(numbers: dict[str, float]) 
         Steps(**{"epochs": 1, "learning_rate": 0.1, **numbers})  # type: ignore[arg-type]
 
 
-# compiled steps
+# captured steps
 
 
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, bool]]:
-    """Calls of networks that `torch.compile` gave out: which, how many images, whether for gradients.
+class Traced:
+    """As `Captured` on CUDA: the second step of a size is written down as operations on tensors, and then repeated."""
 
-    The first call of each takes a thousand seconds.
-    """
-    calls: list[tuple[int, int, bool]] = []
-    given: list[nn.Module] = []
-    clock, late = time.perf_counter, [0.0]
+    repeated = 0
 
-    class Slow(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self._orig_mod, self.number = module, len(given)
+    def __init__(self, step: Callable[..., Tensor], _device: torch.device) -> None:
+        self._step = step
+        self._graphs: dict[tuple[int, ...], Callable[..., Tensor]] = {}
+        self._seen: set[tuple[int, ...]] = set()
 
-        def forward(self, images: torch.Tensor) -> Any:
-            late[0] += 0.0 if self.number in {number for number, _, _ in calls} else 1000.0
-            calls.append((self.number, len(images), torch.is_grad_enabled()))
-            return self._orig_mod(images)
+    def __call__(self, given: Sequence[Tensor], sizes: tuple[int, ...], left: int) -> Tensor:
+        assert left > 0
+        if sizes not in self._seen:
+            self._seen.add(sizes)
+            return self._step(*given)
+        if sizes in self._graphs:
+            Traced.repeated += 1
+            with torch.no_grad():  # the gradients are part of what was written down
+                return self._graphs[sizes](*given)
+        said: list[Tensor] = []  # it is taken as it is written down
 
-    def compile_(module: nn.Module, **how: Any) -> nn.Module:
-        assert how == {"dynamic": False}
-        assert module not in given
-        given.append(module)
-        return Slow(module)
+        def step(*parts: Tensor) -> Tensor:
+            said.append(self._step(*parts))
+            return said[0]
 
-    monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
-    monkeypatch.setattr(torch, "compile", compile_)
-    monkeypatch.setattr(compiling, "REFUSED", set())
-    return calls
+        self._graphs[sizes] = make_fx(step)(*given)
+        return said[0]
 
 
-@pytest.mark.parametrize("name", ["fine-tune", "NegGrad+", "SCRUB", "SSD", "Forsaken"])
-def test_compiled_steps_change_nothing_but_the_speed(
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNCAPTURED])
+def test_a_captured_step_is_told_all_that_changes(
     name: str,
     known: famr.Classifier,
     methods: dict[str, Alternative],
     outcomes: dict[str, tuple[Outcome, str]],
     without_three: famr.Splits,
-    compiled: list[tuple[int, int, bool]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    method: Any = methods[name]
-    plain = outcomes[name][0]
-    assert "compiled" not in plain.facts  # on a CPU nobody does unasked
-    quick = replace(method, compile=True) if name == "SSD" else stepping(method, compile=True)
-    outcome = quick.unlearn(known, without_three, seed=3, device="cpu")
-    assert outcome.facts["compiled"] is True
-    networks = {(number, gradients) for number, _, gradients in compiled}
-    assert sorted(networks) == ([(1, False), (2, True)] if name == "SCRUB" else [(1, True)])  # a teacher, a student
-    assert {images for _, images, _ in compiled} == {{"NegGrad+": 64 + 16, "SSD": 32}.get(name, 64)}
-    assert outcome.seconds < 1000  # what was compiled serves all runs, and is not this one's
+    """Learning rates, numbers of a loss, labels: what is not handed over would stay as it was when it was captured."""
+    monkeypatch.setattr(repeated, "Captured", Traced)
+    monkeypatch.setattr(Work, "captures", True)
+    monkeypatch.setattr(Traced, "repeated", 0)
+    outcome, plain = methods[name].unlearn(known, without_three, seed=3, device="cpu"), outcomes[name][0]
+    assert Traced.repeated > 2
     assert outcome.image_passes == plain.image_passes
     assert all(parameter.grad is None for parameter in outcome.model.module.parameters())
-    states = (outcome.model.module.state_dict(), plain.model.module.state_dict())
-    assert states[0].keys() == states[1].keys()
-    for weight in states[0]:
-        torch.testing.assert_close(states[0][weight], states[1][weight])
+    torch.testing.assert_close([row.loss for row in outcome.history], [row.loss for row in plain.history])
+    torch.testing.assert_close(outcome.model.module.state_dict(), plain.model.module.state_dict())
 
 
-def test_a_network_that_cannot_be_compiled_is_told_once_and_used_as_it_is(
+def test_a_step_that_is_not_told_would_be_seen(
     known: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[int] = []
+    """The check on the check above: a number that goes past it stays."""
 
-    def broken(module: nn.Module, **_how: Any) -> nn.Module:
-        tried.append(1)
-        raise RuntimeError("no compiler")
+    def fall(work: Work) -> None:
+        descent = Descent(work, Steps(epochs=1, learning_rate=1e-9), 4)
 
-    monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr(compiling, "REFUSED", set())
-    method = stepping(Scrub(), epochs=1, batch_size=64, compile=True)
-    with pytest.warns(UserWarning, match="cannot be compiled") as told:
-        outcome = method.unlearn(known, without_three, device="cpu")
-    again = method.unlearn(known, without_three, device="cpu")  # a warning is an error here
-    assert len(told) == len(tried) == 1
-    assert outcome.facts["compiled"] is again.facts["compiled"] is False
-    slow = stepping(method, compile=None).unlearn(known, without_three, device="cpu")
-    assert slow.model.digest() == outcome.model.digest() == again.model.digest()
+        def loss(images: Tensor, told: Tensor) -> Tensor:
+            return work.logits(images).square().mean() * 0 + told + number
+
+        for number in (1.0, 2.0, 3.0, 4.0):
+            descent.step(loss, torch.zeros(2, 1, 8, 8), torch.tensor(number))
+        descent.end_of("all")
+
+    monkeypatch.setattr(repeated, "Captured", Traced)
+    told = Peek(fall)
+    assert told.unlearn(known, without_three, device="cpu").history[0].loss == pytest.approx(5.0)
+    monkeypatch.setattr(Work, "captures", True)
+    stale = told.unlearn(known, without_three, device="cpu").history[0].loss
+    assert stale == pytest.approx((2 + 4 + (3 + 2) + (4 + 2)) / 4)
 
 
-def test_steps_of_one_run_are_compiled_on_a_gpu_where_there_are_enough(
-    known: famr.Classifier, without_three: famr.Splits
+def test_a_descent_lets_go_of_its_steps(known: famr.Classifier, without_three: famr.Splits) -> None:
+    """Captured steps hold much of a GPU's memory, which the next run needs."""
+    gone: list[str] = []
+
+    def fall(work: Work) -> None:
+        descent = Descent(work, Steps(epochs=1, learning_rate=0.1), 1)
+        descent.step(lambda images: work.logits(images).mean(), torch.zeros(2, 1, 8, 8))
+        weakref.finalize(next(iter(descent._ways.values())), gone.append, "steps")
+
+    gc.disable()
+    try:
+        Peek(fall).unlearn(known, without_three, device="cpu")
+        assert gone == ["steps"]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", ["fine-tune", "SCRUB", "SSD", "SalUn", "boundary shrink", "Forsaken"])
+def test_the_leaner_ways_of_a_gpu_lead_to_the_same_weights(
+    name: str,
+    known: famr.Classifier,
+    methods: dict[str, Alternative],
+    outcomes: dict[str, tuple[Outcome, str]],
+    without_three: famr.Splits,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: dict[tuple[str, int, bool | None], bool] = {}
+    passes: list[bool] = []
 
-    def ask(work: Work) -> None:
-        for place in ("cpu", "cuda"):
-            for steps in (PAYS_FROM_STEPS - 1, PAYS_FROM_STEPS):
-                for asked in (None, True, False):
-                    there = replace(work, device=torch.device(place), compiled=None)
-                    there.compile(64, steps, asked)
-                    found[place, steps, asked] = there.compiled is not None
+    def noted(*given: Any, lean: bool) -> AbstractContextManager[None]:
+        passes.append(lean)
+        return one_pass(*given, lean=lean)
 
-    Peek(ask).unlearn(known, without_three, device="cpu")
-    unasked = [key for key, does in found.items() if key[2] is None and does]
-    assert unasked == [("cuda", PAYS_FROM_STEPS, None)]
-    assert all(found[key] == key[2] for key in found if key[2] is not None)
+    monkeypatch.setattr(work, "lean_pays", lambda _device: True)
+    monkeypatch.setattr(work, "one_pass", noted)
+    outcome = methods[name].unlearn(known, without_three, seed=3, device="cpu")
+    expected = {
+        "SCRUB": {True, False},
+        "boundary shrink": {True, False},
+        "Forsaken": {False},
+    }  # no gradients, no own weights
+    assert set(passes) == expected.get(name, {True})
+    plain = outcomes[name][0].model.module.state_dict()
+    torch.testing.assert_close(outcome.model.module.state_dict(), plain, rtol=1e-3, atol=1e-5)

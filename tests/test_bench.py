@@ -15,7 +15,7 @@ from scipy import stats
 
 import famr
 from alternative_cases import Peek, start, stepping
-from famr.alternatives import SSD, BoundaryShrink, Delete, FineTune, Ours, Retrain, SisaRemoval
+from famr.alternatives import BoundaryShrink, Delete, FineTune, Ours, Retrain, SisaRemoval
 from famr.alternatives.work import Work
 from famr.bench import looks, running
 from famr.bench.contenders import Contender, contenders_called, every_contender, file_stem, slug
@@ -25,7 +25,7 @@ from famr.bench.references import Reference
 from famr.bench.running import run_bench
 from famr.bench.setting import Bench
 from famr.bench.statistics import BEST, TIED, differs, marks, mean_of
-from famr.bench.tables import COLUMNS, methods_table, ranked, results_page
+from famr.bench.tables import COLUMNS, first, methods_table, ranked, results_page
 from famr.bench.tasks import request_task, samples_task, tuning_tasks
 from famr.bench.tuning import best_trial, variants
 from famr.data import Data
@@ -385,41 +385,54 @@ def test_what_a_process_does_once_is_done_before_anything_is_timed(
     assert not bench.compiles  # on a CPU nobody does unasked
 
 
-def test_steps_are_compiled_where_all_runs_of_a_bench_together_pay(
-    digits: Data, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def choice(method: Any, **changes: Any) -> bool | None:
-        contender = Contender(method.name, method)
-        bench = bench_of(digits, contender, **changes)
-        found: Any = bench.prepared(contender, method, bench.tasks[0], without_three)
-        return found.compile if isinstance(found, SSD) else found.steps.compile  # type: ignore[no-any-return]
-
-    one = stepping(FineTune(), epochs=1, batch_size=64)  # 20 steps a run
-    many = {"seeds": tuple(range(25))}
-    assert choice(one, **many) is None  # on a CPU nobody does unasked
-    monkeypatch.setattr(Bench, "place", torch.device("cuda"))
-    assert choice(one, **many) is True
-    assert choice(one, seeds=tuple(range(24))) is None
-    assert choice(one, seeds=tuple(range(19)), trials=6, tuning=(request_task(famr.Request(classes=["5"])),)) is True
-    both = (request_task(famr.Request(classes=["3"])), samples_task(digits, 0.1))
-    assert choice(one, seeds=tuple(range(24)), tasks=both) is None  # each kind for itself
-    assert choice(stepping(Delete(), epochs=1, batch_size=64), **many) is None  # two steps over the forget set
-    assert choice(SSD(batch_size=64), **many) is True
-    assert choice(stepping(one, compile=False), **many) is False
-
-
-def test_what_is_said_of_training_holds_for_the_steps_of_methods(
+def test_on_a_gpu_every_method_has_run_before_it_is_timed(
     digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "compile", lambda module, **_how: module)
-    compiled = replace(TRAINING, epochs=1, compile=True)
-    bench = replace(bench_of(digits, quick(FineTune()), quick(Delete())), training=compiled)
-    content = run_bench(bench, tmp_path / "out", lambda _line: None)
-    assert [cell["facts"]["compiled"] for cell in content["cells"]] == [True, True]
-    assert [cell["numbers"]["steps"]["compile"] for cell in content["cells"]] == [True, True]
-    assert run_bench(bench, tmp_path / "out", lambda _line: None) == content
-    more = replace(bench, seeds=(0, 1), training=compiled)
-    assert len(run_bench(more, tmp_path / "out", lambda _line: None)["cells"]) == 4
+    tuning = (request_task(famr.Request(classes=["5"])),)
+    contenders = (Contender("FAMR", Ours()), quick(Delete()), Contender("retrain", Retrain(TRAINING)))
+    bench = bench_of(digits, *contenders, tuning=tuning, trials=2)
+    ran: list[tuple[str, str]] = []
+
+    def noted(case: Any, name: str, method: Any) -> dict[str, Any]:
+        ran.append((name, case.task.label))
+        return {}
+
+    monkeypatch.setattr(running.Case, "cell", noted)
+    for some, expected in (
+        (bench, [("FAMR", "class 5")]),
+        (replace(bench, trials=1), []),
+        (replace(bench, tuning=()), []),
+    ):
+        splits = {task.label: famr.split(digits, task.request) for task in (*some.tasks, *some.tuning)}
+        work = running._Work(some, Records(tmp_path, {}), splits, print, None)  # type: ignore[arg-type]
+        work.run_untimed([work._wanted(key) for key in some.cells()])
+        assert ran == expected  # DELETE runs when it is tuned; where nobody is, nobody is ahead
+        ran.clear()
+
+
+def test_who_is_quickest_is_also_told_of_those_that_keep_the_rest() -> None:
+    def cell(method: str, seed: int, seconds: float, kept: float, forgotten: float = 0.0) -> dict[str, Any]:
+        truth = {"forget_accuracy": 0.0, "retain_accuracy": 0.9}
+        return {
+            "method": method,
+            "task": "class 3",
+            "seed": seed,
+            "seconds": seconds,
+            "original": {"retain_accuracy": 0.9},
+            "unlearned": {"forget_accuracy": forgotten, "retain_accuracy": kept, "average_gap": 1 - kept},
+            "retrained": truth,
+        }
+
+    three = [(seed, 0.01 * seed) for seed in range(3)]
+    quick_but_empty = [cell("ascent", seed, 0.1 + more, 0.1) for seed, more in three]
+    whole = [cell("whole", seed, 0.5 + more, 0.89) for seed, more in three]
+    slow = [cell("slow", seed, 5.0 + more, 0.881) for seed, more in three]
+    remembers = [cell("none", seed, 0.01, 0.9, 1.0) for seed, _ in three]
+    told = first([*quick_but_empty, *whole, *slow, *remembers])
+    assert "seconds among methods that forget: ascent" in told
+    assert "among methods that forget and lose at most 2 points of Ret-Acc: whole; all others" in told
+    assert "lose at most" not in first([*whole, *slow, *remembers])  # all who forget keep the rest
+    assert "lose at most" not in first([*quick_but_empty, *remembers])
 
 
 def test_epochs_over_retained_images_can_be_limited_for_all_methods_alike(digits: Data, tmp_path: Path) -> None:

@@ -113,18 +113,22 @@ def in_the_pool(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def batches(count: int, images: int = 4) -> list[Batch]:
     draw = torch.Generator().manual_seed(0)
     return [
-        Batch(torch.randn(images, 3, generator=draw), torch.zeros(images), torch.randperm(9, generator=draw)[:images])
+        Batch(
+            torch.randn(images, 3, generator=draw),
+            torch.randn(images, generator=draw),
+            torch.randperm(9, generator=draw)[:images],
+        )
         for _ in range(count)
     ]
 
 
-def walk(weight: Tensor) -> Callable[[Batch], Tensor]:
-    """A step that depends on the images, on their places, and on all steps before."""
+def walk(weight: Tensor) -> Callable[..., Tensor]:
+    """A step that depends on the images, on their labels and places, and on all steps before."""
     loss = torch.zeros(())
 
-    def step(batch: Batch) -> Tensor:
+    def step(images: Tensor, labels: Tensor, positions: Tensor) -> Tensor:
         def work() -> None:
-            slope = (batch.images * batch.positions[:, None]).mean(0)
+            slope = (images * (positions + labels)[:, None]).mean(0)
             loss.copy_((weight * slope).sum())
             weight.mul_(0.9).sub_(0.1 * slope)
 
@@ -145,7 +149,7 @@ def test_replayed_steps_are_the_plain_ones(
     plain, replayed = torch.ones(3), torch.ones(3)
     usual, taken = walk(plain), Captured(walk(replayed), torch.device("cpu"))
     every = batches(30)
-    losses = [usual(batch) for batch in every]
+    losses = [usual(*batch) for batch in every]
     found = [taken(batch, (4,), left=30 - place) for place, batch in enumerate(every)]
     assert torch.equal(torch.stack(found), torch.stack(losses))
     assert torch.equal(replayed, plain)
@@ -157,7 +161,7 @@ def test_as_many_steps_are_plain_as_a_network_needs_to_settle(in_the_pool: list[
     plain, replayed = torch.ones(3), torch.ones(3)
     usual, taken = walk(plain), Captured(walk(replayed), torch.device("cpu"), plain=3)
     for place, batch in enumerate(batches(12)):
-        usual(batch)
+        usual(*batch)
         taken(batch, (4,), left=12 - place)
     assert in_the_pool == [True] * 3
     assert torch.equal(replayed, plain)
@@ -167,10 +171,10 @@ def test_a_network_that_cannot_be_captured_is_stepped_plainly(in_the_pool: list[
     weight = torch.ones(3)
     usual = walk(weight)
 
-    def asks(batch: Batch) -> Tensor:
+    def asks(*given: Tensor) -> Tensor:
         if FakeGraph.writing is not None:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return usual(batch)
+        return usual(*given)
 
     taken = Captured(asks, torch.device("cpu"))
     first, *others = batches(20)

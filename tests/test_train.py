@@ -84,7 +84,7 @@ def apart(one: famr.Classifier, other: famr.Classifier) -> float:
 
 
 def test_a_captured_step_trains_the_same_model(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph reads images and their places where the first batch lay, η from the optimiser, and nothing else."""
+    """A graph reads images, labels and places where the first batch lay, η from the optimiser, and nothing else."""
 
     class Replayed:
         def __init__(self, step: train.Stepping, device: torch.device, plain: int) -> None:  # noqa: ARG002
@@ -94,9 +94,9 @@ def test_a_captured_step_trains_the_same_model(digits: Data, monkeypatch: pytest
             assert sizes == (len(batch.images),)
             self.left.append(left)
             if self.held is None:
-                self.held = Batch(batch.images.clone(), batch.labels, batch.positions.clone())
-            self.held.images.copy_(batch.images)
-            self.held.positions.copy_(batch.positions)
+                self.held = Batch(*(tensor.clone() for tensor in batch))
+            for place, tensor in zip(self.held, batch, strict=True):
+                place.copy_(tensor)
             return self.step(self.held)
 
     model, training = start(digits), famr.Training(epochs=2)

@@ -17,16 +17,14 @@ from __future__ import annotations
 import gc
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
 
-from famr.batches import Batch
-
-Step = Callable[[Batch], Tensor]
-"""One step of Alg. 1 on a batch, in place; its loss."""
+Step = Callable[..., Tensor]
+"""One step on what it is given, as tensors, in place; its loss."""
 
 WORTH = 3
 """From so many steps on a capture pays for itself: it takes as long as one or two plain steps save."""
@@ -83,24 +81,24 @@ def let_go(pool: torch.cuda.MemPool, device: torch.device) -> None:
 class Graph:
     """A captured step, the places it reads from, and where it leaves its loss; never without the pool of its memory."""
 
-    def __init__(self, pool: torch.cuda.MemPool | None, like: Batch) -> None:
+    def __init__(self, pool: torch.cuda.MemPool | None, like: Sequence[Tensor], device: torch.device) -> None:
         self._graph = torch.cuda.CUDAGraph()  # goes before the pool does, which must not be in use any more
         self._pool = pool
-        self._held = Batch(like.images.clone(), like.labels, like.positions.to(like.images.device).clone())
+        self._held = [given.to(device, copy=True) for given in like]
         self._loss: Tensor
 
     def capture(self, step: Step) -> None:
         """Write the step down; it is not taken."""
         self._graph.capture_begin(pool=None if self._pool is None else self._pool.id)  # type: ignore[arg-type]
         try:
-            self._loss = step(self._held)
+            self._loss = step(*self._held)
         finally:
             self._graph.capture_end()
 
-    def replay(self, batch: Batch) -> Tensor:
+    def replay(self, given: Sequence[Tensor]) -> Tensor:
         """Take the step on other images; its loss."""
-        self._held.images.copy_(batch.images)
-        self._held.positions.copy_(batch.positions)
+        for place, tensor in zip(self._held, given, strict=True):
+            place.copy_(tensor)
         self._graph.replay()
         return self._loss.clone()
 
@@ -115,20 +113,20 @@ class Captured:
         self._graphs: dict[tuple[int, ...], Graph | None] = {}
         self._pool = own_pool()
 
-    def __call__(self, batch: Batch, sizes: tuple[int, ...], left: int) -> Tensor:
-        """Take the step. `sizes`: images of this batch and of those the anchors drew. `left`: steps still to come."""
+    def __call__(self, given: Sequence[Tensor], sizes: tuple[int, ...], left: int) -> Tensor:
+        """Take the step. `sizes`: of what it is given and of all else that it reads. `left`: steps still to come."""
         with aside(self._device):
             settled = self._seen[sizes] >= self._plain
             if settled and sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
-                self._graphs[sizes] = self._captured(batch)
+                self._graphs[sizes] = self._captured(given)
             self._seen[sizes] += 1
             found = self._graphs.get(sizes)
             if found is not None:
-                return found.replay(batch)
+                return found.replay(given)
             with nullcontext() if self._pool is None else torch.cuda.use_mem_pool(self._pool):
-                return self._step(batch)
+                return self._step(*given)
 
-    def _captured(self, batch: Batch) -> Graph | None:
+    def _captured(self, given: Sequence[Tensor]) -> Graph | None:
         """The step as a graph; None for a network that cannot be captured.
 
         A plain step of this size came before: libraries have chosen their kernels and made their work space. The device
@@ -137,7 +135,7 @@ class Captured:
         collecting = gc.isenabled()
         gc.disable()  # what it frees on the device in the middle of a capture would end it
         try:
-            found = Graph(self._pool, batch)
+            found = Graph(self._pool, given, self._device)
             found.capture(self._step)
         except RuntimeError as error:  # a network that asks the device something in between
             torch.cuda.synchronize()

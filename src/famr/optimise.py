@@ -104,7 +104,8 @@ def minimise(
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
         return forget_loss
 
-    captured = Captured(step, device) if device.type == "cuda" and ranks.size == 1 else None
+    alone = device.type == "cuda" and ranks.size == 1
+    captured = Captured(lambda *parts: step(Batch(*parts)), device) if alone else None
 
     def take(batch: Batch, left: int) -> Tensor:
         """The step, by the quickest way there is, and with the memory there is."""

@@ -176,7 +176,7 @@ def _epochs(
     optimiser = _adamw(module, training, device)
     generator = torch.Generator(device).manual_seed(seed)
     views = _views(model, images, training, device, generator)
-    take = _taking(_step(model, images.targets, training, precision, device, optimiser, compiled), device)
+    take = _taking(_step(model, training, precision, device, optimiser, compiled), device)
     history = [] if state is None else [TrainingRow(**row) for row in state.facts["history"]]
     seconds, step = (history[-1].seconds, history[-1].step) if history else (0.0, 0)
     if state is not None:
@@ -190,7 +190,7 @@ def _epochs(
             if len(batch.labels) < min(training.batch_size, len(images)):
                 continue  # a short last batch would upset BatchNorm, and be compiled anew
             rate = training.learning_rate * learning_rate_factor(step, steps, training.warmup_share)
-            _set_rate(optimiser, rate)
+            set_rate(optimiser, rate)
             told.append(take(batch, steps - step))
             places.append(batch.positions)
             step += 1
@@ -211,7 +211,6 @@ def _epochs(
 
 def _step(
     model: Classifier,
-    targets: Tensor,
     training: Training,
     precision: Precision,
     device: torch.device,
@@ -224,10 +223,9 @@ def _step(
     lean = lean_pays(device) and not compiled
     if lean and precision == "bf16":
         get_ready(module)
-    classes = targets.to(device)
 
     def step(batch: Batch) -> Tensor:
-        labels = classes[batch.positions.to(device)]  # a captured step is told of images and of places alone
+        labels = batch.labels.to(device)
         with one_pass(module, device, precision, lean=lean):
             logits = logits_of(network(preprocessing.normalise(batch.images))).float()
         loss = F.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
@@ -245,11 +243,11 @@ def _taking(step: Stepping, device: torch.device) -> Taking:
     """The way to take a step: on CUDA it is captured and replayed."""
     if device.type != "cuda":
         return lambda batch, _left: step(batch)
-    captured = Captured(step, device, plain=SETTLING)
+    captured = Captured(lambda *parts: step(Batch(*parts)), device, plain=SETTLING)
     return lambda batch, left: captured(batch, (len(batch.images),), left)
 
 
-def _set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """η of the next step; on CUDA it is read from the device, so that a captured step sees it change."""
     for group in optimiser.param_groups:
         if isinstance(group["lr"], Tensor):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -188,7 +187,6 @@ class Meter:
         self._device = device
         self._start = 0.0
         self._end: float | None = None
-        self._aside = 0.0
         self.peak_memory: int | None = None
 
     def __enter__(self) -> Self:
@@ -206,19 +204,7 @@ class Meter:
     @property
     def seconds(self) -> float:
         """So far, or in all once it has ended."""
-        return (time.perf_counter() if self._end is None else self._end) - self._start - self._aside
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What happens inside does not count: compiling, which a process does once for all its runs."""
-        begin = self._now()
-        self._note_memory()
-        try:
-            yield
-        finally:
-            self._aside += self._now() - begin
-            if self._device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(self._device)
+        return (time.perf_counter() if self._end is None else self._end) - self._start
 
     def _note_memory(self) -> None:
         if self._device.type == "cuda":

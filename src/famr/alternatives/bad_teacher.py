@@ -64,13 +64,17 @@ class BadTeacher(WeightChange):
         part = work.share_of_forget(size)
         rest = max(1, size - part)
         descent = Descent(work, steps, steps.epochs * work.steps_of_retain(rest))
+
+        def loss(images: Tensor, forgotten: Tensor) -> Tensor:
+            with torch.no_grad():
+                taught = work.logits(images, competent), work.logits(images, incompetent)
+            return bad_teacher_loss(work.logits(images), bad_teacher_target(*taught, forgotten))
+
         for epoch in range(1, steps.epochs + 1):
             for forget, retain in work.both(part, rest, epoch, steps.augmentation):
                 images = torch.cat([forget.images, retain.images])
                 forgotten = torch.arange(len(images), device=work.device) < len(forget.images)
-                with torch.no_grad():
-                    taught = work.logits(images, competent), work.logits(images, incompetent)
-                descent.step(bad_teacher_loss(work.logits(images), bad_teacher_target(*taught, forgotten)))
+                descent.step(loss, images, forgotten)
             descent.end_of(f"epoch {epoch}")
 
 

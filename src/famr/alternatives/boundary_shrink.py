@@ -71,10 +71,13 @@ class BoundaryShrink(WeightChange):
         steps = self.steps
         nearest = torch.cat([self.neighbours(work, b.images, b.labels) for b in work.in_order(work.splits.forget)])
         descent = Descent(work, steps, steps.epochs * work.steps_of_forget(steps.batch_size))
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            return boundary_shrink_loss(work.logits(images), labels)
+
         for epoch in range(1, steps.epochs + 1):
             for batch in work.forget(steps.batch_size, epoch, steps.augmentation):
-                labels = nearest[batch.positions.to(work.device)]
-                descent.step(boundary_shrink_loss(work.logits(batch.images), labels))
+                descent.step(loss, batch.images, nearest[batch.positions.to(work.device)])
             descent.end_of(f"epoch {epoch}")
 
     def neighbours(self, work: Work, images: Tensor, labels: Tensor) -> Tensor:

@@ -50,9 +50,13 @@ class Delete(WeightChange):
         steps, teacher = self.steps, work.frozen()
         forgotten = torch.tensor(work.splits.forgotten_classes(), device=work.device)
         descent = Descent(work, steps, steps.epochs * work.steps_of_forget(steps.batch_size))
+
+        def loss(images: Tensor) -> Tensor:
+            with torch.no_grad():
+                taught = work.logits(images, teacher)
+            return delete_loss(taught, work.logits(images), forgotten)
+
         for epoch in range(1, steps.epochs + 1):
             for batch in work.forget(steps.batch_size, epoch, steps.augmentation):
-                with torch.no_grad():
-                    taught = work.logits(batch.images, teacher)
-                descent.step(delete_loss(taught, work.logits(batch.images), forgotten))
+                descent.step(loss, batch.images)
             descent.end_of(f"epoch {epoch}")

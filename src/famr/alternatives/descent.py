@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from famr.alternatives.alternative import Row
+from famr.alternatives.repeated import Repeated
 from famr.alternatives.work import Work
 from famr.augmentation import Augmentation
 from famr.errors import NumericsError, RequestError
 from famr.optimise import trainable
+from famr.train import set_rate
 
 Stepper = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "constant"]
+Loss = Callable[..., Tensor]
+"""A loss of the tensors that a step is given."""
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 """Learning rates to try of SGD on batches of all classes."""
 
@@ -37,8 +42,6 @@ class Steps:
     """`cosine` falls to zero at the last step. The papers rarely name one; this keeps more than a constant rate."""
     augmentation: Augmentation | None = None
     """Random views of the images, as the original was trained with; None: the images as they are."""
-    compile: bool | None = None
-    """None: on CUDA, where there are enough steps for it to pay."""
 
     def __post_init__(self) -> None:
         for name, holds, must in (
@@ -77,37 +80,28 @@ class Descent:
         count: int,
         parameters: Sequence[Tensor] | None = None,
         after: Callable[[], None] | None = None,
-        at_once: int | None = None,
     ) -> None:
-        """`at_once`: images that go through the network together, where that is not the batch size."""
         self._work, self._steps, self._count = work, steps, count
         self._parameters = list(trainable(work.model.module) if parameters is None else parameters)
         self._after = after
         self._losses: list[Tensor] = []
-        work.compile(at_once or steps.batch_size, count, steps.compile)
+        self._ways: dict[Loss, Repeated] = {}
+        self._optimiser = make_optimiser(self._parameters, steps, work.device, work.captures)
         self.taken = 0
         self.slowed = 1.0
         """A factor on the learning rate, for methods with a schedule of their own."""
-        if steps.optimiser == "adam":
-            self._optimiser: torch.optim.Optimizer = torch.optim.Adam(
-                self._parameters, lr=steps.learning_rate, weight_decay=steps.weight_decay
-            )
-        else:
-            self._optimiser = torch.optim.SGD(
-                self._parameters, lr=steps.learning_rate, momentum=steps.momentum, weight_decay=steps.weight_decay
-            )
 
-    def step(self, loss: Tensor) -> None:
-        """θ ← θ − η∇L, in the way of the optimiser."""
-        for group in self._optimiser.param_groups:
-            factor = rate_factor(self.taken, self._count, self._steps.schedule)
-            group["lr"] = self._steps.learning_rate * factor * self.slowed
-        self._optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimiser.step()
-        if self._after is not None:
-            self._after()
-        self._losses.append(loss.detach())
+    def step(self, loss: Loss, *given: Tensor) -> None:
+        """θ ← θ − η∇L, in the way of the optimiser.
+
+        L is a loss of tensors: all that differs from step to step is among them, as a step may be replayed without
+        `loss` being called. It is the same function in all steps of its kind.
+        """
+        factor = rate_factor(self.taken, self._count, self._steps.schedule)
+        set_rate(self._optimiser, self._steps.learning_rate * factor * self.slowed)
+        if loss not in self._ways:
+            self._ways[loss] = Repeated(self._work, partial(_down, self._optimiser, self._after, loss))
+        self._losses.append(self._ways[loss].take(self._count - self.taken, *given))
         self.taken += 1
 
     def end_of(self, phase: str) -> None:
@@ -122,3 +116,25 @@ class Descent:
                 "The original is unchanged.",
             )
         self._work.history.append(Row(phase, self.taken, mean, self._work.meter.seconds))
+
+
+def make_optimiser(
+    parameters: Sequence[Tensor], steps: Steps, device: torch.device, captured: bool
+) -> torch.optim.Optimizer:
+    """SGD or Adam; where steps are captured they read η from the device, so that it can change."""
+    rate = torch.tensor(steps.learning_rate, device=device) if captured else steps.learning_rate
+    decay, fused = steps.weight_decay, captured or None  # of the kinds that read η, the fused one is there for both
+    if steps.optimiser == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=fused, capturable=captured)
+    return torch.optim.SGD(parameters, lr=rate, momentum=steps.momentum, weight_decay=decay, fused=fused)
+
+
+def _down(optimiser: torch.optim.Optimizer, after: Callable[[], None] | None, loss: Loss, *given: Tensor) -> Tensor:
+    """One step down a loss; its value before. Knows nothing of the descent, which would keep its graphs too long."""
+    optimiser.zero_grad()
+    value = loss(*given)
+    value.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
+    if after is not None:
+        after()
+    return value.detach()

@@ -41,7 +41,11 @@ class FineTune(WeightChange):
         """Passes over the retained images."""
         steps = self.steps
         descent = Descent(work, steps, steps.epochs * work.steps_of_retain(steps.batch_size))
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            return fine_tune_loss(work.logits(images), labels)
+
         for epoch in range(1, steps.epochs + 1):
             for batch in work.retain(steps.batch_size, epoch, steps.augmentation):
-                descent.step(fine_tune_loss(work.logits(batch.images), batch.labels))
+                descent.step(loss, batch.images, batch.labels)
             descent.end_of(f"epoch {epoch}")

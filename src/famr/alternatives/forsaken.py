@@ -89,11 +89,13 @@ class Forsaken(WeightChange):
         masks = neuron_masks(module)
         values = list(masks.values())
         descent = Descent(work, steps, steps.epochs * work.steps_of_forget(steps.batch_size), parameters=values)
+
+        def loss(images: Tensor, wanted: Tensor) -> Tensor:
+            return forsaken_loss(work.logits(images, weights=masked(start, masks)), wanted, values, self.penalty)
+
         for epoch in range(1, steps.epochs + 1):
             for batch in work.forget(steps.batch_size, epoch, steps.augmentation):
-                logits = work.logits(batch.images, weights=masked(start, masks))
-                wanted = target[batch.positions.to(work.device)]
-                descent.step(forsaken_loss(logits, wanted, values, self.penalty))
+                descent.step(loss, batch.images, target[batch.positions.to(work.device)])
             descent.end_of(f"epoch {epoch}")
         with torch.no_grad():
             for name, weight in masked(start, masks).items():

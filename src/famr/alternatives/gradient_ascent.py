@@ -42,7 +42,11 @@ class GradientAscent(WeightChange):
         """Passes over the forget set."""
         steps = self.steps
         descent = Descent(work, steps, steps.epochs * work.steps_of_forget(steps.batch_size))
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            return ascent_loss(work.logits(images), labels)
+
         for epoch in range(1, steps.epochs + 1):
             for batch in work.forget(steps.batch_size, epoch, steps.augmentation):
-                descent.step(ascent_loss(work.logits(batch.images), batch.labels))
+                descent.step(loss, batch.images, batch.labels)
             descent.end_of(f"epoch {epoch}")

@@ -16,7 +16,9 @@ from famr.errors import RequestError
 from famr.optimise import trainable
 
 
-def l1_sparse_loss(retain_logits: Tensor, labels: Tensor, parameters: Iterable[Tensor], gamma: float) -> Tensor:
+def l1_sparse_loss(
+    retain_logits: Tensor, labels: Tensor, parameters: Iterable[Tensor], gamma: float | Tensor
+) -> Tensor:
     """CE(D_r) + γ·‖θ‖₁."""
     size = torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
     return F.cross_entropy(retain_logits, labels) + gamma * size
@@ -52,8 +54,12 @@ class L1Sparse(WeightChange):
         steps, parameters = self.steps, trainable(work.model.module)
         count = steps.epochs * work.steps_of_retain(steps.batch_size)
         descent = Descent(work, steps, count)
+
+        def loss(images: Tensor, labels: Tensor, gamma: Tensor) -> Tensor:
+            return l1_sparse_loss(work.logits(images), labels, parameters, gamma)
+
         for epoch in range(1, steps.epochs + 1):
             for batch in work.retain(steps.batch_size, epoch, steps.augmentation):
-                gamma = self.gamma * (1 - descent.taken / count)
-                descent.step(l1_sparse_loss(work.logits(batch.images), batch.labels, parameters, gamma))
+                gamma = torch.tensor(self.gamma * (1 - descent.taken / count), device=work.device)
+                descent.step(loss, batch.images, batch.labels, gamma)
             descent.end_of(f"epoch {epoch}")

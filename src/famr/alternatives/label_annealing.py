@@ -87,11 +87,14 @@ class LabelAnnealing(WeightChange):
         counts = torch.bincount(work.retained.images.targets, minlength=work.classes)
         places = quotas(counts, len(work.forget_shelf))
         descent = Descent(work, steps, steps.epochs * work.steps_of_retain(rest))
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            return label_annealing_loss(work.logits(images), labels)
+
         for epoch in range(1, steps.epochs + 1):
             scores = torch.softmax(work.answers(work.splits.forget).logits, dim=-1)
             given = annealed_labels(scores, places).to(work.device)
             for forget, retain in work.both(part, rest, epoch, steps.augmentation):
-                logits = work.logits(torch.cat([forget.images, retain.images]))
                 labels = torch.cat([given[forget.positions.to(work.device)], retain.labels])
-                descent.step(label_annealing_loss(logits, labels))
+                descent.step(loss, torch.cat([forget.images, retain.images]), labels)
             descent.end_of(f"round {epoch}")

@@ -54,9 +54,13 @@ class NegGradPlus(WeightChange):
         steps = self.steps
         part = max(1, steps.batch_size // FORGET_PART)
         count = steps.epochs * work.steps_of_retain(steps.batch_size)
-        descent = Descent(work, steps, count, at_once=part + steps.batch_size)
+        descent = Descent(work, steps, count)
+
+        def loss(kept: Tensor, labels: Tensor, gone: Tensor, wrong: Tensor) -> Tensor:
+            of_kept, of_gone = work.logits_of_both(kept, gone)
+            return neg_grad_plus_loss(of_kept, labels, of_gone, wrong, self.alpha)
+
         for epoch in range(1, steps.epochs + 1):
             for forget, retain in work.both(part, steps.batch_size, epoch, steps.augmentation):
-                kept, gone = work.logits_of_both(retain.images, forget.images)
-                descent.step(neg_grad_plus_loss(kept, retain.labels, gone, forget.labels, self.alpha))
+                descent.step(loss, *retain[:2], *forget[:2])
             descent.end_of(f"epoch {epoch}")

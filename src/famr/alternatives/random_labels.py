@@ -71,9 +71,12 @@ class RandomLabels(WeightChange):
         rest = max(1, size - part)
         drawn = drawn_labels(work)
         descent = Descent(work, steps, steps.epochs * work.steps_of_retain(rest))
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            return random_label_loss(work.logits(images), labels)
+
         for epoch in range(1, steps.epochs + 1):
             for forget, retain in work.both(part, rest, epoch, steps.augmentation):
-                logits = work.logits(torch.cat([forget.images, retain.images]))
-                wrong = drawn[forget.positions.to(work.device)]
-                descent.step(random_label_loss(logits, torch.cat([wrong, retain.labels])))
+                labels = torch.cat([drawn[forget.positions.to(work.device)], retain.labels])
+                descent.step(loss, torch.cat([forget.images, retain.images]), labels)
             descent.end_of(f"epoch {epoch}")

@@ -81,12 +81,16 @@ class SalUn(WeightChange):
                 parameter.copy_(torch.where(mask, parameter, before))
 
         part, count = max(1, size // FORGET_PART), steps.epochs * work.steps_of_retain(size)
-        descent = Descent(work, steps, count, after=keep_the_others, at_once=part + size)
+        descent = Descent(work, steps, count, after=keep_the_others)
+
+        def loss(kept: Tensor, labels: Tensor, gone: Tensor, wrong: Tensor) -> Tensor:
+            of_kept, of_gone = work.logits_of_both(kept, gone)
+            return salun_loss(of_gone, wrong, of_kept, labels, self.alpha)
+
         for epoch in range(1, steps.epochs + 1):
             for forget, retain in work.both(part, size, epoch, steps.augmentation):
                 wrong = drawn[forget.positions.to(work.device)]
-                kept, gone = work.logits_of_both(retain.images, forget.images)
-                descent.step(salun_loss(gone, wrong, kept, retain.labels, self.alpha))
+                descent.step(loss, *retain[:2], forget.images, wrong)
             descent.end_of(f"epoch {epoch}")
 
 

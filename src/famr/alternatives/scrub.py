@@ -69,15 +69,21 @@ class Scrub(WeightChange):
         steps, size, teacher = self.steps, self.steps.batch_size, work.frozen()
         each = work.steps_of_forget(size), work.steps_of_retain(size)
         descent = Descent(work, steps, min(self.max_epochs, steps.epochs) * each[0] + steps.epochs * each[1])
+
+        def disobey(images: Tensor) -> Tensor:
+            return max_step_loss(*_said(work, teacher, images))
+
+        def obey(images: Tensor, labels: Tensor) -> Tensor:
+            return min_step_loss(*_said(work, teacher, images), labels, self.alpha, self.gamma)
+
         for epoch in range(1, steps.epochs + 1):
             descent.slowed = 0.1 if epoch > self.slow_after else 1.0
             if epoch <= self.max_epochs:
                 for batch in work.forget(size, epoch, steps.augmentation):
-                    descent.step(max_step_loss(*_said(work, teacher, batch.images)))
+                    descent.step(disobey, batch.images)
                 descent.end_of(f"max-steps {epoch}")
             for batch in work.retain(size, epoch, steps.augmentation):
-                said = _said(work, teacher, batch.images)
-                descent.step(min_step_loss(*said, batch.labels, self.alpha, self.gamma))
+                descent.step(obey, batch.images, batch.labels)
             descent.end_of(f"min-steps {epoch}")
 
 

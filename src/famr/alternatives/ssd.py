@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from famr.alternatives.repeated import Repeated
 from famr.alternatives.work import WeightChange, Work
 from famr.batches import LabelledImages
 from famr.errors import RequestError
@@ -42,7 +43,6 @@ class SSD(WeightChange):
     lam: float = 1.0
     """How much is left of them."""
     batch_size: int = 256
-    compile: bool | None = None
     """None: on CUDA, where there are enough batches for it to pay."""
 
     name: ClassVar[str] = "SSD"
@@ -72,24 +72,31 @@ class SSD(WeightChange):
     def importances(self, work: Work) -> tuple[list[Tensor], list[Tensor]]:
         """I_f and I_D, one tensor a parameter."""
         part = work.share_of_forget(self.batch_size)
-        work.compile(self.batch_size, work.steps_of_retain(self.batch_size), self.compile)
-        mixed = work.both(part, max(1, self.batch_size - part), epoch=0)
-        own = work.in_order(work.splits.forget, self.batch_size)
+        rest = max(1, self.batch_size - part)
+        own = ((batch.images, batch.labels) for batch in work.in_order(work.splits.forget, self.batch_size))
+        mixed = (
+            (torch.cat([forget.images, retain.images]), torch.cat([forget.labels, retain.labels]))
+            for forget, retain in work.both(part, rest, epoch=0)
+        )
         return (
-            _importance(work, ((batch.images, batch.labels) for batch in own)),
-            _importance(work, ((torch.cat([f.images, r.images]), torch.cat([f.labels, r.labels])) for f, r in mixed)),
+            _importance(work, own, work.steps_of_forget(self.batch_size)),
+            _importance(work, mixed, work.steps_of_retain(rest)),
         )
 
 
-def _importance(work: Work, batches: Iterable[LabelledImages]) -> list[Tensor]:
-    """The mean over batches of the squared gradient."""
+def _importance(work: Work, batches: Iterable[LabelledImages], count: int) -> list[Tensor]:
+    """The mean over `count` batches of the squared gradient."""
     parameters = trainable(work.model.module)
     total = [torch.zeros_like(parameter) for parameter in parameters]
-    count = 0
-    for images, labels in batches:
+
+    def add(images: Tensor, labels: Tensor) -> Tensor:
         loss = F.cross_entropy(work.logits(images), labels)
         for sum_, gradient in zip(total, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
             if gradient is not None:
                 sum_ += gradient.square()
-        count += 1
+        return loss.detach()
+
+    repeated = Repeated(work, add)
+    for place, (images, labels) in enumerate(batches):
+        repeated.take(count - place, images, labels)
     return [sum_ / count for sum_ in total]

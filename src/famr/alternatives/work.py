@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from famr.alternatives.alternative import Alternative, Made, Meter, Row
-from famr.alternatives.compiling import Compiled, answer
 from famr.augmentation import Augmentation, augment
 from famr.batches import EVALUATION_BATCH, Batch, order, pixel_batches, resident
 from famr.data import Images
-from famr.devices import Precision, autocast
+from famr.devices import Precision
 from famr.evaluation import Answers, collect
+from famr.kernels.network import get_ready
+from famr.lean import lean_pays, one_pass
 from famr.models import Classifier
+from famr.models.classifier import logits_of
 from famr.objective import at_least_float32
 from famr.optimise import epoch_seed
 from famr.splits import Splits
-
-PAYS_FROM_STEPS = 500
-"""Compilation takes half a minute on a GPU; with fewer steps of a method than this it does not pay."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,6 @@ class Work:
     image_passes: int = 0
     history: list[Row] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
-    compiled: Compiled | None = None
 
     def logits(
         self, images: Tensor, model: Classifier | None = None, weights: Mapping[str, Tensor] | None = None
@@ -67,26 +65,27 @@ class Work:
         """
         self.image_passes += len(images)
         asked = model or self.model
-        with autocast(self.device, self.precision):
-            if self.compiled is not None:
-                asked = self.compiled.of(asked, images, weights)
-            return at_least_float32(answer(asked, images, weights))
+        own = model is None and weights is None and torch.is_grad_enabled()  # its own weights, for their gradients
+        with one_pass(asked.module, self.device, self.precision, lean=own and lean_pays(self.device)):
+            if weights is None:
+                return at_least_float32(asked.logits(images))
+            said = torch.func.functional_call(asked.module, dict(weights), (images,))
+            return at_least_float32(logits_of(said))
 
     def logits_of_both(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Answers of the copy on two batches: on a GPU in one go, as it is kept waiting by each call.
 
         For a network in evaluation mode, where no image sees its neighbours.
         """
-        if self.compiled is None and self.device.type != "cuda":
+        if self.device.type != "cuda":
             return self.logits(first), self.logits(second)
         said = self.logits(torch.cat([first, second]))
         return said[: len(first)], said[len(first) :]
 
-    def compile(self, size: int, steps: int, asked: bool | None) -> None:
-        """From now on batches of this size go through compiled networks; if nobody says, where so many steps pay."""
-        pays = self.device.type == "cuda" and steps >= PAYS_FROM_STEPS
-        if asked or (asked is None and pays):
-            self.compiled = Compiled(size, self.meter, self.facts)
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured and replayed, as those of `famr.forget` and `famr.fit` are."""
+        return self.device.type == "cuda"
 
     def frozen(self) -> Classifier:
         """The model as it is now, in evaluation mode and without gradients."""
@@ -202,6 +201,8 @@ class WeightChange(Alternative):
         classes = copy.class_count()
         assert classes is not None  # it is known how to feed the network, so it could be asked
         with Meter(device) as meter:
+            if lean_pays(device) and precision == "bf16":
+                get_ready(copy.module)
             work = Work(self.name, copy, splits, device, precision, seed, classes, meter, forget, retain, views)
             self.change(work)
         copy.module.eval().zero_grad()

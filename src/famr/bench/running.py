@@ -125,6 +125,8 @@ class _Work:
             sisa = any(isinstance(wanted.contender.method, SisaRemoval) for wanted in missing)
             self.warm_up(trains=sisa or not all(self._kept(*each).is_file() for each in needed))
         self.say(f"{len(keys) - len(missing)} of {len(keys)} cells are there, {len(missing)} to run")
+        if self.device.type == "cuda":
+            self.run_untimed(missing)
         if self.shared.ranks.size > 1:  # one rank makes and tunes what a cell needs when it comes to it
             for seed, task in self.shared.divided(needed):
                 if task is None:
@@ -148,6 +150,17 @@ class _Work:
             collect(start, looks(some, start.prepared_by(), self.device)(None), self.device, self.bench.precise)
         for compiled in sorted({False, self.bench.compiles and trains}):
             fit(start, some, replace(training, compile=compiled), device=str(self.device))
+
+    def run_untimed(self, missing: Sequence[_Wanted]) -> None:
+        """Methods with nothing to tune run once on what the others are tuned on, so that all have run before they are
+        timed; of a retraining the first steps are next to nothing."""
+        if not self.bench.tuning or self.bench.trials < 2:
+            return
+        task, seed = self.bench.tuning[0], self.bench.tuning_seed
+        for contender in {wanted.contender.name: wanted.contender for wanted in missing}.values():
+            alone = len(self.bench.variants(contender)) < 2 and not isinstance(contender.method, Retrain | SisaRemoval)
+            if alone and contender.method.serves(task.request.kind) is None:
+                self.case(task, seed).cell(contender.name, contender.method)
 
     def _wanted(self, key: Key) -> _Wanted:
         contender = next(contender for contender in self.bench.contenders if contender.name == key.method)
@@ -191,8 +204,7 @@ class _Work:
         if contender.retrains:
             other = self.reference(task, self._next(key.seed))
             return case.retrained_again(key.method, other, Retrain(self.bench.training).to_json())
-        ready = self.bench.prepared(contender, self.ready(method, key.seed), task, case.seen)
-        return case.cell(key.method, ready)
+        return case.cell(key.method, self.ready(method, key.seed))
 
     def _done(self, key: Key) -> bool:
         cell = self.records.get("cells", key)
@@ -214,7 +226,7 @@ class _Work:
                 bench.data.train,
                 shards=bench.shards,
                 slices=1,
-                training=replace(bench.training, compile=bench.compiles),  # for one shard alone it would not pay
+                training=bench.training,
                 seed=seed,
                 device=str(self.device),
             )
@@ -250,8 +262,7 @@ class _Work:
         run = self.records.get("tuning", key)
         if run is None:
             case = self.case(trial.task, key.seed)
-            method = self.bench.prepared(trial.contender, trial.method, trial.task, case.seen)
-            run = case.cell(key.method, method) | {"trial": key.trial}
+            run = case.cell(key.method, trial.method) | {"trial": key.trial}
             self.records.keep("tuning", key, run)
             self.say(f"tuning, trial {(key.trial or 0) + 1} of {trial.of}: {in_a_line(run)}")
         return run

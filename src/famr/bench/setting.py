@@ -10,12 +10,11 @@ import torch
 
 from famr.alternatives import Alternative, SisaRemoval
 from famr.alternatives.alternative import kind_of
-from famr.alternatives.work import PAYS_FROM_STEPS
 from famr.bench.contenders import Contender
 from famr.bench.looks import MIA_IMAGES, RETAINED_SCORED, SHOWN_TO_METHODS, TUNING_SCORED, apart
 from famr.bench.records import Key
 from famr.bench.tasks import Task, tuned_on
-from famr.bench.tuning import compiled, steps_of, variants, within
+from famr.bench.tuning import variants, within
 from famr.data import Data
 from famr.devices import Precision, pick_device
 from famr.errors import RequestError
@@ -105,18 +104,6 @@ class Bench:
         most = self.trials if self.tuning else 1
         limited = [within(method, self.most_epochs) for method in variants(contender.method, most)]
         return [method for place, method in enumerate(limited) if method not in limited[:place]]
-
-    def prepared(self, contender: Contender, method: Alternative, task: Task, splits: Splits) -> Alternative:
-        """A method as it is run here: a network compiled once serves all its runs of a kind, so all of them count.
-
-        What `training` says about compiling holds for methods too.
-        """
-        wanted = self.training.compile
-        scored, tuned = ([t for t in some if tuned_on(t) == tuned_on(task)] for some in (self.tasks, self.tuning))
-        runs = len(self.seeds) * len(scored) + len(tuned) * len(self.variants(contender))
-        if wanted is None and self.place.type == "cuda" and runs * steps_of(method, splits) >= PAYS_FROM_STEPS:
-            wanted = True
-        return compiled(method, wanted)
 
     def settings(self) -> dict[str, Any]:
         """What all cells of a folder have in common."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from famr.alternatives import SSD, Alternative, Steps
-from famr.splits import Splits
+from famr.alternatives import Alternative, Steps
 
 
 def variants(method: Alternative, most: int) -> list[Alternative]:
@@ -41,31 +40,6 @@ def within(method: Alternative, epochs: int | None) -> Alternative:
     if epochs is None or not method.needs_retain or not isinstance(steps, Steps):
         return method
     return replace(method, steps=replace(steps, epochs=min(epochs, steps.epochs)))  # type: ignore[type-var]
-
-
-def steps_of(method: Alternative, splits: Splits) -> int:
-    """Steps of one run that a compiled network may take; none where a method takes none that are all alike."""
-    images = splits.retain if method.needs_retain else splits.forget
-    assert images is not None
-    if isinstance(method, SSD):
-        return len(images) // method.batch_size
-    steps = getattr(method, "steps", None)
-    return steps.epochs * (len(images) // steps.batch_size) if isinstance(steps, Steps) else 0
-
-
-def compiled(method: Alternative, wanted: bool | None) -> Alternative:
-    """The method with its steps compiled or not; None: it decides that itself, run by run.
-
-    >>> from famr.alternatives import FineTune, NewtonHead
-    >>> compiled(FineTune(), True).steps.compile, compiled(SSD(), False).compile, compiled(NewtonHead(), True)
-    (True, False, NewtonHead(strength=0.001, noise=0.0))
-    """
-    if isinstance(method, SSD) and method.compile is None:
-        return replace(method, compile=wanted)
-    steps = getattr(method, "steps", None)
-    if not isinstance(steps, Steps) or steps.compile is not None:
-        return method
-    return replace(method, steps=replace(steps, compile=wanted))  # type: ignore[type-var]
 
 
 def best_trial(runs: Sequence[Mapping[str, Any]]) -> int | None:

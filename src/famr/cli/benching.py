@@ -39,7 +39,7 @@ WeightDecay = Annotated[float, typer.Option(help="Weight decay of AdamW.")]
 Augment = Annotated[bool, typer.Option(help="Random crops, and mirror images where the class allows.")]
 Compile = Annotated[
     bool | None,
-    typer.Option("--compile/--no-compile", help="torch.compile for training and for methods; default where it pays."),
+    typer.Option("--compile/--no-compile", help="torch.compile for training; default where it pays."),
 ]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run cells again that failed before.")]
 
