@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import famr
 from conftest import alg1
+from famr import forget_loss
 from famr.data import Data
 from famr.errors import GateError
 from famr.method import FAMR
@@ -146,6 +148,29 @@ def test_the_strength_found_and_every_trial_are_recorded(original: famr.Classifi
     recorded = result.to_json()["trials"]
     assert [trial["strength"] for trial in recorded] == [trial.strength for trial in result.trials]
     assert recorded[-1]["retained_before"] is not None
+
+
+def test_every_attempt_aims_where_the_first_did_and_nobody_asks_again(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+    target = forget_loss._target
+
+    def noted(*given: Any) -> Any:
+        found = target(*given)
+        asked.append(found[0].temperature)
+        return found
+
+    monkeypatch.setattr(forget_loss, "_target", noted)
+    hard = FAMR(function_strength=2e4)  # far too firm to begin with
+    result = famr.forget(original, without_three, hard, device="cpu", track_retain=False)
+    assert len(result.trials) > 1
+    assert asked == [result.method.temperature]
+    last = result.trials[-1]
+    alone = replace(hard, strength=last.strength, function_strength=last.function_strength)
+    again = famr.forget(original, without_three, alone, device="cpu", track_retain=False)
+    assert again.model.digest() == result.model.digest()
+    assert again.method.temperature == result.method.temperature
 
 
 def test_strength_takes_a_number_or_auto(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

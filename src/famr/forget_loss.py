@@ -176,11 +176,22 @@ class Passes:
 
 @contextmanager
 def forget_loss(
-    model: Classifier, method: FAMR, passes: Passes, device: torch.device, ranks: Ranks = ALONE
+    model: Classifier,
+    method: FAMR,
+    passes: Passes,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    known: ForgetLoss | None = None,
 ) -> Iterator[ForgetLoss]:
-    """L_forget for a run: its target, G_target from neutral images; τ and β settled where they were left open."""
+    """L_forget for a run: its target, G_target from neutral images; τ and β settled where they were left open.
+
+    `known` is that of an earlier attempt, held by other strengths: its target is this one's too.
+    """
     if not method.forgets_style:
-        method, target = _target(model, method, passes, device, ranks)
+        if known is None:
+            method, target = _target(model, method, passes, device, ranks)
+        else:
+            method, target = replace(method, temperature=known.method.temperature), known.target
         left_out = torch.tensor(passes.forgotten, device=device) if method.target == "masked" else None
         yield ForgetLoss(model, method, target.to(device), device, ranks=ranks, forgotten=left_out)
         return

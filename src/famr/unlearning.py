@@ -210,14 +210,16 @@ def forget(
 
     fronts: list[Front | None] = []  # found by the first attempt: what is frozen is so in all of them
     idle: list[Unread] = []
+    asked: list[ForgetLoss] = []  # of the first attempt: all begin with the original, and aim where it said
 
     def attempt(firm: FAMR) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
         """One whole run from the original weights."""
         begin_anew(unlearned.module, original.module, ranks)
         since = waited()
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
-        asking = forget_loss(unlearned, firm, passes, place, ranks)
+        asking = forget_loss(unlearned, firm, passes, place, ranks, asked[0] if asked else None)
         with aside(place), repeatable(seed), editing, named, asking as plain:
+            asked.append(plain)
             loss = replace(plain, lean=lean)
             ahead = passes
             if splits is not None:
