@@ -60,6 +60,6 @@ class L1Sparse(WeightChange):
 
         for epoch in range(1, steps.epochs + 1):
             for batch in work.retain(steps.batch_size, epoch, steps.augmentation):
-                gamma = torch.tensor(self.gamma * (1 - descent.taken / count), device=work.device)
+                gamma = torch.full((), self.gamma * (1 - descent.taken / count), device=work.device)
                 descent.step(loss, batch.images, batch.labels, gamma)
             descent.end_of(f"epoch {epoch}")

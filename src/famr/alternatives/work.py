@@ -158,11 +158,11 @@ class Work:
                 yield Batch(prepared.normalise(self._view(pixels, augmentation)), labels, positions)
             return
         targets = shelf.images.targets.to(self.device)
-        for positions in torch.split(order(len(shelf), seed), size):
-            there = positions.to(self.device)
-            stored = shelf.pixels[there]
+        places = order(len(shelf), seed).to(self.device)  # once a pass: to send them step by step is to wait each time
+        for positions in torch.split(places, size):
+            stored = shelf.pixels[positions]
             pixels = prepared.fit(stored) if augmentation is None else self._view(stored, augmentation)
-            yield Batch(prepared.normalise(pixels), targets[there], positions)
+            yield Batch(prepared.normalise(pixels), targets[positions], positions)
 
     def _view(self, pixels: Tensor, augmentation: Augmentation | None) -> Tensor:
         if augmentation is None:

@@ -170,7 +170,9 @@ def _draw(axes: Any, curve: Curve, panel: Panel, hollow: bool) -> Any:
     if panel.across == "epoch":
         low = [mean.mean - (mean.half or 0.0) for mean in up]
         high = [mean.mean + (mean.half or 0.0) for mean in up]
-        axes.fill_between(across, low, high, color=colour, alpha=0.13, linewidth=0)
+        axes.fill_between(across, low, high, color=colour, alpha=0.07, linewidth=0)
+        for edge in (low, high):  # where bands lie on each other their edges still tell whose they are
+            axes.plot(across, edge, color=colour, alpha=0.5, linewidth=0.8, linestyle=style)
         return line
     for place in (0, len(across) - 1):  # bars at every epoch would hide the lines
         beside = curve.at[panel.across][place]
