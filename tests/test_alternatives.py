@@ -35,7 +35,8 @@ from famr.alternatives import (
 )
 from famr.alternatives.descent import Descent
 from famr.alternatives.work import Work
-from famr.data import Data
+from famr.batches import shelved
+from famr.data import Data, Images
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import ModelScores, answers_to, compare_answers
 from famr.lean import one_pass
@@ -355,5 +356,27 @@ def test_the_leaner_ways_of_a_gpu_lead_to_the_same_weights(
         "Forsaken": {False},
     }  # no gradients, no own weights
     assert set(passes) == expected.get(name, {True})
+    plain = outcomes[name][0].model.module.state_dict()
+    torch.testing.assert_close(outcome.model.module.state_dict(), plain, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["random labels", "bad teacher", "SSD", "Forsaken"])
+def test_images_that_wait_on_the_device_are_the_same_images(
+    name: str,
+    known: famr.Classifier,
+    methods: dict[str, Alternative],
+    outcomes: dict[str, tuple[Outcome, str]],
+    without_three: famr.Splits,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def kept(images: Images, prepared: famr.Preprocessing, device: torch.device) -> Tensor | None:
+        asked.append(len(images))
+        return shelved(images, prepared, device, 1 << 30)
+
+    monkeypatch.setattr(work, "resident", kept)
+    outcome = methods[name].unlearn(known, without_three, seed=3, device="cpu")
+    assert asked[0] == len(without_three.forget)
     plain = outcomes[name][0].model.module.state_dict()
     torch.testing.assert_close(outcome.model.module.state_dict(), plain, rtol=1e-3, atol=1e-5)
