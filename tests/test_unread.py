@@ -239,3 +239,25 @@ def test_only_networks_with_attention_have_its_kernels_loaded(network: nn.Module
 
 def test_a_device_without_such_kernels_is_no_error() -> None:
     waking._load_attention(torch.device("cpu"))
+
+
+def test_once_they_are_loaded_nobody_listens_for_attention(
+    original: famr.Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listening passes every call of torch through Python."""
+    listened: list[int] = []
+
+    class Noted(waking._Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            listened.append(1)
+
+    monkeypatch.setattr(waking, "_Attention", Noted)
+    method, place = replace(famr.FAMR(), target="uniform", precision="fp32"), torch.device("cpu")
+    waking._load_attention.cache_clear()
+    first = waking._woken(original.copy(), method, (3, 12, 12), place)
+    assert listened == [1]
+    waking._load_attention(place)
+    again = waking._woken(original.copy(), method, (3, 12, 12), place)
+    assert listened == [1]
+    assert again.layers == first.layers != ()

@@ -73,9 +73,10 @@ def _woken(tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch
                 weight.requires_grad_(weight.is_floating_point())
             noise = torch.randn(SOME, *shape, generator=torch.Generator().manual_seed(0)).to(place)
             asking = ForgetLoss(tried, method, torch.zeros(0, device=place), place, lean=True)
-            with unplanned_attention(), _Attention() as attention:  # a plan for two images would serve nobody else
+            listening = nullcontext() if _load_attention.cache_info().currsize else _Attention()  # each call passes it
+            with unplanned_attention(), listening as attention:  # a plan for two images would serve nobody else
                 found = unread(tried.module, asking.logits, noise, method.settled_precision)
-            if attention.asked and place.type == "cuda":
+            if attention is not None and attention.asked and place.type == "cuda":
                 _load_attention(place)
             return found
     except Exception:  # of whatever kind: the run itself will tell what is wrong

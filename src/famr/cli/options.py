@@ -26,7 +26,7 @@ DataSpec = Annotated[
 DataRoot = Annotated[str | None, typer.Option("--data-root", help="Where torchvision keeps its files.")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="The class column, if there are several.")]
 SplitSeed = Annotated[int, typer.Option(help="Seed of the test split, for data that has none.")]
-OutputDir = Annotated[Path, typer.Option("--output-dir", help="The run folder to write; it must not exist.")]
+OutputDir = Annotated[Path, typer.Option("--output-dir", "-o", help="The run folder to write; it must not exist.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a folder that famr wrote.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
