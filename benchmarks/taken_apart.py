@@ -33,7 +33,7 @@ PARTS = {
     "anchors": ["famr.anchors.choose.anchors_for"],
     "what nobody reads": ["famr.waking._asked", "famr.waking._awaited"],
     "steps": ["famr.optimise.minimise"],
-    "looking at the forget set": ["famr.unlearning._run"],
+    "looking at the forget set": ["famr.unlearning.followed"],
     "watching retained images": ["famr.watch.watch_over", "famr.watch.Watch.accuracy"],
     "scores": ["famr.evaluation.compare"],
     "writing": ["famr.runs.save_unlearned"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 
 import pytest
 import timm
@@ -258,7 +259,7 @@ def test_images_are_read_before_the_walk_is_timed(
 def test_waiting_for_kernels_is_counted_with_the_steps(
     knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ever = iter([3.0, 5.5])  # before the run, and when its first step begins
+    ever = chain([3.0], repeat(5.5))  # before the run, and from then on
     monkeypatch.setattr(unlearning, "waited", lambda: next(ever))
     monkeypatch.setattr(unlearning, "looking", lambda *_: lambda *_: Unread(seconds=0.25))
     splits = famr.split(digits, famr.Request(classes=["3"]))

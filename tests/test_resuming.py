@@ -15,9 +15,9 @@ from conftest import SMALL_VIT
 from famr.augmentation import Augmentation
 from famr.data import Data
 from famr.errors import CheckpointError, FamrError, RequestError
+from famr.history import HistoryRow
 from famr.resuming import Unfinished
 from famr.train import TrainingRow
-from famr.unlearning import HistoryRow
 
 QUICK = famr.FAMR(strength=100.0, epochs=3, function_images=2, fisher_images=20, batch_size=64)
 METHODS = {
@@ -67,6 +67,8 @@ def test_forgetting_goes_on_to_the_same_weights(
     again = run(Unfinished(place.folder, every=0.0), lambda event: seen.append(event.epoch))
     assert torch.equal(weights(again.model), weights(whole.model))
     assert min(seen) == epoch + 1  # what was behind us was not done again
+    assert whole.seconds_of_all is not None
+    assert again.seconds_of_all is None  # nobody knows what the first part took
     keys = ("epoch", "step", "loss_total", "drift", "forget_entropy")
     for ours, theirs in zip(again.history, whole.history, strict=True):
         assert [getattr(ours, key) for key in keys] == [getattr(theirs, key) for key in keys]

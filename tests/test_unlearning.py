@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +14,13 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1, styled
+from famr import forget_loss, front, unlearning
 from famr.batches import Batch
 from famr.data import Data
 from famr.errors import CheckpointError, DataError, RequestError
+from famr.history import HistoryRow
 from famr.objective import gram_matrix
 from famr.style import listen, mean_gram
-from famr.unlearning import HistoryRow
 
 
 def loader(classes: int = 4) -> torch.utils.data.DataLoader[tuple[Tensor, ...]]:
@@ -228,3 +232,32 @@ def test_a_style_layer_that_splits_its_images_is_refused() -> None:
 def test_a_loader_in_the_place_of_splits_is_pointed_out() -> None:
     with pytest.raises(RequestError, match="must be Splits"):
         famr.forget(network(), loader())  # type: ignore[arg-type]
+
+
+def test_seconds_of_all_are_of_everything_but_measuring(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, late = time.perf_counter, [0.0]
+
+    def slowly(seconds: float, does: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*given: Any, **named: Any) -> Any:
+            late[0] += seconds
+            return does(*given, **named)
+
+        return slow
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
+    monkeypatch.setattr(forget_loss.ForgetLoss, "measure", slowly(1e6, forget_loss.ForgetLoss.measure))
+    monkeypatch.setattr(forget_loss.ForgetLoss, "held_out", slowly(1e5, forget_loss.ForgetLoss.held_out))
+    monkeypatch.setattr(forget_loss, "_target", slowly(1e4, forget_loss._target))
+    monkeypatch.setattr(unlearning, "anchors_for", slowly(1e3, unlearning.anchors_for))
+    monkeypatch.setattr(front.Front, "walked", slowly(10.0, front.Front.walked))
+    hard = famr.FAMR(function_strength=2e4, epochs=4)  # far too firm to begin with
+    result = famr.forget(original, without_three, hard, device="cpu")
+    tries = len(result.trials)
+    assert tries > 1
+    assert result.seconds_of_all is not None
+    assert result.seconds < result.seconds_of_all
+    whole, walks = 1e4 + 1e3 * tries, 10.0  # one target, anchors of each attempt
+    assert whole + walks < result.seconds_of_all < whole + 500
+    assert result.to_json()["seconds_of_all"] == result.seconds_of_all

@@ -17,7 +17,7 @@ from famr.splits import Splits
 from famr.strength import Outcome
 
 if TYPE_CHECKING:
-    from famr.unlearning import HistoryRow
+    from famr.history import HistoryRow
 
 
 @dataclass

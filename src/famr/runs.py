@@ -15,6 +15,7 @@ from famr.card import trained_card, unlearned_card
 from famr.digests import COMPLETE, check_complete, seal, seal_without
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.evaluation import Scores
+from famr.history import HistoryRow
 from famr.method import FAMR
 from famr.models import Classifier
 from famr.request import Request
@@ -27,7 +28,7 @@ from famr.storage.staging import check_output as check_output
 from famr.storage.staging import staged as staged
 from famr.storage.staging import whole_file as whole_file
 from famr.train import Trained
-from famr.unlearning import HistoryRow, Unlearned
+from famr.unlearning import Unlearned
 
 LIBRARIES = ("torch", "torchvision", "timm", "transformers", "safetensors", "pillow", "numpy")
 

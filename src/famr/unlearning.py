@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from famr.anchors import Held, WeightAnchor
 from famr.anchors.choose import anchors_for
 from famr.at_work import begin_anew, from_work, require_divisible, to_work, what_is_seen, working_place
 from famr.batches import LabelledImages
@@ -18,20 +17,21 @@ from famr.captured import aside
 from famr.data import Images
 from famr.defaults import settle
 from famr.devices import repeatable
-from famr.errors import NumericsError, RequestError
-from famr.evaluation import Scores, score
+from famr.errors import RequestError
+from famr.evaluation import Scores
 from famr.finite import naming
-from famr.forget_loss import ForgetLoss, Passes, forget_loss
+from famr.forget_loss import ForgetLoss, forget_loss
 from famr.front import Front
+from famr.history import Event, HistoryRow, followed
 from famr.kernels import get_ready, waited
 from famr.labels import require_same_labels
 from famr.lean import lean_pays
 from famr.method import FAMR
 from famr.models import Classifier
-from famr.objective import drift_bound, l2_penalty
-from famr.optimise import Epoch, Step, minimise, trainable
+from famr.objective import drift_bound
+from famr.optimise import trainable
 from famr.progress import Progress
-from famr.ranks import ALONE, Ranks, number
+from famr.ranks import ALONE, Ranks
 from famr.request import Request
 from famr.resuming import Unfinished
 from famr.setting import behind, edited, front_of, passes_of, shape_of_one, what_is_at_hand
@@ -41,25 +41,6 @@ from famr.strength import Outcome, predicted_drift, require_outcome, seek_streng
 from famr.unread import Unread
 from famr.waking import looking
 from famr.watch import watch_over
-
-
-@dataclass(frozen=True)
-class HistoryRow:
-    """The state after an epoch; row 0 is before the first step. Losses are over the whole forget set."""
-
-    epoch: int
-    step: int
-    loss_forget: float
-    loss_anchor: float
-    loss_total: float
-    drift: float
-    retain_accuracy: float | None
-    forget_accuracy: float | None
-    forget_cross_entropy: float | None
-    forget_entropy: float
-    forget_kl: float
-    style_distance: float | None
-    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +64,9 @@ class Unlearned:
     """What the model had been made to forget before."""
     ranks: Ranks = ALONE
     """The processes that shared the work, as the one that tells saw them."""
+    seconds_of_all: float | None = None
+    """Time spent on all of it once the model was on its device: targets, anchors, images that were not read before,
+    every strength that was tried. Measuring is not counted. None where a run went on from an earlier one's state."""
 
     @property
     def module(self) -> nn.Module:
@@ -126,6 +110,7 @@ class Unlearned:
             "epochs": self.history[-1].epoch,
             "steps": self.history[-1].step,
             "seconds": self.seconds,
+            "seconds_of_all": self.seconds_of_all,
             "drift": self.drift,
             "drift_of_all_runs_at_most": self.drift + sum(run.drift for run in self.earlier),
             "drift_bound": self.drift_bound,
@@ -135,8 +120,6 @@ class Unlearned:
             "earlier": [run.to_json() for run in self.earlier],
         }
 
-
-Event = Step | HistoryRow
 
 ROWS = 50
 """About the most rows of a history, where nobody says: with more epochs some are looked at, evenly."""
@@ -198,10 +181,12 @@ def forget(
         passes = replace(passes, remembered=sketch.held_out, forgets_classes=at_hand.kind in ("class", "concept"))
     with ranks.together():
         progress = Progress.begin(unfinished, original, splits, method, seed, place, ranks.size)
+        went_on = progress.at() is not None
         settings = {"the method": method, "the seed": seed, "the unfinished run": progress.at()}
         seen = what_is_seen(original, splits, forget, settings) if ranks.size > 1 else {}
     ranks.agree(seen)
     to_work(unlearned.module, place, ranks)
+    begun, measuring = time.perf_counter(), [0.0]
     lean = lean_pays(place) and ranks.size == 1
     if lean and method.settled_precision == "bf16":
         get_ready(unlearned.module)
@@ -237,7 +222,8 @@ def forget(
                 return waited() - since + idle[0].seconds + (0.0 if loss.front is None else loss.front.seconds)
 
             with idle[0].spared(unlearned.module):
-                history = tuple(_run(loss, ahead, anchors, seed, track_retain, rows, on_event, progress, spent))
+                run = followed(loss, ahead, anchors, seed, track_retain, rows, on_event, progress, spent, measuring)
+                history = tuple(run)
             first, last = history[0], history[-1]
             outcome = Outcome(
                 strength=firm.settled_strength,
@@ -259,78 +245,11 @@ def forget(
         trials = ()
         if gates:
             require_outcome(outcome)
+    took = None if went_on else time.perf_counter() - begun - sum(measuring)
     unlearned = from_work(unlearned, original, home, ranks)
-    result = Unlearned(unlearned, original, Request(), settled, seed, history, str(place), why, trials, ranks=ranks)
+    result = Unlearned(unlearned, original, Request(), settled, seed, history, str(place), why, trials)
+    result = replace(result, ranks=ranks, seconds_of_all=took)
     if splits is None:
         return result
     classes = splits.newly_forgotten_classes() if passes.forgets_classes else ()
     return replace(result, request=splits.request, classes=classes, earlier=splits.earlier)
-
-
-def _run(
-    loss: ForgetLoss,
-    passes: Passes,
-    anchors: Sequence[Held],
-    seed: int,
-    track_retain: bool,
-    most: int,
-    on_event: Callable[[Event], None] | None,
-    progress: Progress,
-    spent: Callable[[], float],
-) -> Iterator[HistoryRow]:
-    """Alternate between an epoch of Alg. 1 and a look at where it got to; rows from before a break are as they were.
-
-    What was spent on making the steps fast is counted with them: the walk through a frozen front, the wait for kernels.
-    """
-    module = loss.model.module
-    parameters = trainable(module)
-    weights = anchors[0].anchor
-    assert isinstance(weights, WeightAnchor)
-    before = loss.measure(passes.forget(None))
-    original = before[0]
-
-    def look(epoch: Epoch) -> HistoryRow:
-        answers, kl, style = before if epoch.steps == 0 else loss.measure(passes.forget(None))
-        found = score(answers, original, loss.held_out(passes) if track_retain else None, None)
-        forget_loss = float(loss.combined(kl, style))
-        anchor_loss = sum(strength * number(anchor.penalty(parameters)) for anchor, strength in anchors)
-        row = HistoryRow(
-            epoch=epoch.epoch,
-            step=epoch.steps,
-            loss_forget=forget_loss,
-            loss_anchor=anchor_loss,
-            loss_total=forget_loss + anchor_loss,
-            drift=number(2 * l2_penalty(parameters, weights.original)) ** 0.5,  # ‖θ − θ₀‖
-            retain_accuracy=found.retain_accuracy,
-            forget_accuracy=found.forget_accuracy,
-            forget_cross_entropy=found.forget_cross_entropy,
-            forget_entropy=found.forget_entropy,
-            forget_kl=float(found.forget_kl or 0.0),
-            style_distance=None if style is None else float(style.mean()),
-            seconds=epoch.seconds,
-        )
-        if wrong := [name for name, value in asdict(row).items() if value is not None and not math.isfinite(value)]:
-            raise NumericsError(
-                f"The model's answers are not finite numbers: {', '.join(wrong)}.",
-                where=f"after epoch {row.epoch}" if row.epoch else "before the first step",
-                fix="Lower the learning rate. Nothing was written; the original is unchanged.",
-            )
-        if on_event is not None:
-            on_event(row)
-        return row
-
-    last = loss.method.settled_epochs
-    apart, ends = -(-last // most), (1, last) if most > 1 else (last,)
-    begun, rows = progress.begun()
-    if begun is None:
-        begun = Epoch(epoch=0, steps=0, seconds=spent())
-    history = [HistoryRow(**row) for row in rows] or [look(begun)]
-    yield from history
-    steps = passes.steps_per_epoch
-    for epoch in minimise(module, anchors, loss, passes.steps, steps, loss.method, seed, on_event, begun, loss.ranks):
-        looked = epoch.epoch % apart == 0 or epoch.epoch in ends
-        if looked:
-            history.append(look(epoch))
-        progress.keep(epoch, history)
-        if looked:
-            yield history[-1]
