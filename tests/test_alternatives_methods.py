@@ -335,6 +335,28 @@ def test_dampening_is_that_of_a_slow_loop() -> None:
         assert dampened(weight, own, whole, alpha, lam).tolist() == pytest.approx(expected, rel=1e-5)
 
 
+def test_importance_is_the_mean_of_the_squared_gradients_of_batches(
+    simple: famr.Classifier, without_three: famr.Splits
+) -> None:
+    def compare(work: Work) -> None:
+        module = work.model.module
+        own = [(batch.images, batch.labels) for batch in work.in_order(work.splits.forget, 32)]
+        part = work.share_of_forget(32)
+        mixed = [
+            (torch.cat([forget.images, retain.images]), torch.cat([forget.labels, retain.labels]))
+            for forget, retain in work.both(part, 32 - part, epoch=0)
+        ]
+        for found, batches in zip(SSD(batch_size=32).importances(work), (own, mixed), strict=True):
+            squares = []
+            for images, labels in batches:
+                module.zero_grad()
+                F.cross_entropy(module(images), labels).backward()
+                squares.append([parameter.grad.square() for parameter in module.parameters()])  # type: ignore[union-attr]
+            torch.testing.assert_close(found, [torch.stack(each).mean(0) for each in zip(*squares, strict=True)])
+
+    look(simple, without_three, compare)
+
+
 def test_ssd_leaves_weights_that_matter_as_much_to_the_rest(
     simple: famr.Classifier, without_three: famr.Splits
 ) -> None:

@@ -21,6 +21,7 @@ from famr.errors import CheckpointError, DataError, RequestError
 from famr.history import HistoryRow
 from famr.objective import gram_matrix
 from famr.style import listen, mean_gram
+from famr.unread import Unread
 
 
 def loader(classes: int = 4) -> torch.utils.data.DataLoader[tuple[Tensor, ...]]:
@@ -248,16 +249,18 @@ def test_seconds_of_all_are_of_everything_but_measuring(
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
     monkeypatch.setattr(forget_loss.ForgetLoss, "measure", slowly(1e6, forget_loss.ForgetLoss.measure))
-    monkeypatch.setattr(forget_loss.ForgetLoss, "held_out", slowly(1e5, forget_loss.ForgetLoss.held_out))
     monkeypatch.setattr(forget_loss, "_target", slowly(1e4, forget_loss._target))
     monkeypatch.setattr(unlearning, "anchors_for", slowly(1e3, unlearning.anchors_for))
-    monkeypatch.setattr(front.Front, "walked", slowly(10.0, front.Front.walked))
+    monkeypatch.setattr(unlearning, "looking", lambda *_: lambda *_: Unread())  # the first look walks, as on a GPU
+    walks: list[int] = []
+    walked = front.Front.walked
+    monkeypatch.setattr(front.Front, "walked", slowly(10.0, lambda *given: walks.append(1) or walked(*given)))
     hard = famr.FAMR(function_strength=2e4, epochs=4)  # far too firm to begin with
-    result = famr.forget(original, without_three, hard, device="cpu")
+    result = famr.forget(original, without_three, hard, device="cpu", track_retain=False)
     tries = len(result.trials)
     assert tries > 1
     assert result.seconds_of_all is not None
     assert result.seconds < result.seconds_of_all
-    whole, walks = 1e4 + 1e3 * tries, 10.0  # one target, anchors of each attempt
-    assert whole + walks < result.seconds_of_all < whole + 500
+    whole = 1e4 + 1e3 * tries + 10 * len(walks)  # one target, anchors of each attempt, and what makes steps fast
+    assert whole < result.seconds_of_all < whole + 9
     assert result.to_json()["seconds_of_all"] == result.seconds_of_all

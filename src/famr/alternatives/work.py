@@ -65,7 +65,7 @@ class Work:
         """
         self.image_passes += len(images)
         asked = model or self.model
-        own = model is None and weights is None and torch.is_grad_enabled()  # its own weights, for their gradients
+        own = weights is None and torch.is_grad_enabled()  # gradients of a network's own weights
         with one_pass(asked.module, self.device, self.precision, lean=own and lean_pays(self.device)):
             if weights is None:
                 return at_least_float32(asked.logits(images))
