@@ -294,7 +294,7 @@ def _alternatives(result: Mapping[str, Any]) -> tuple[Block, ...]:
         ),
         Table(
             f"Seconds of {passes['sample_passes']:,} sample passes (images forward and back) in batches of "
-            f"{passes['batch']}; of the default method by all images it passes, the whole call.",
+            f"{passes['batch']}; of the default method by all images it passes, all that it does.",
             ("method", "passes in a run", "seconds", "times ours"),
             tuple(
                 (row["method"], f"{row['sample_passes']:,}", f"{row['seconds']:.3f}", f"{row['times_ours']:.2f}")
@@ -304,8 +304,8 @@ def _alternatives(result: Mapping[str, Any]) -> tuple[Block, ...]:
         Table(
             "Seconds until at most 2 % of the forgotten class is named and held-out accuracy on the rest is within a "
             f"point of the original's {in_percent('retain_accuracy', original['retain_accuracy'])} %. Each "
-            "alternative's first setting that gets there, tuning not counted; of ours the whole call, measuring "
-            "included.",
+            "alternative's first setting that gets there, tuning not counted; of each all that it does, measuring "
+            "not.",
             ("method", "got there", "tries", "seconds", "of steps", "image passes", "For-Acc %", "Ret-Acc %"),
             tuple(rows),
             words=2,
