@@ -385,6 +385,22 @@ def test_what_a_process_does_once_is_done_before_anything_is_timed(
     assert not bench.compiles  # on a CPU nobody does unasked
 
 
+def test_what_training_begins_with_is_made_once_a_seed_and_stays_as_it_is(digits: Data, tmp_path: Path) -> None:
+    made: list[famr.Classifier] = []
+
+    def noted(seed: int) -> famr.Classifier:
+        made.append(start(seed))
+        return made[-1]
+
+    bench = replace(bench_of(digits, quick(Delete()), seeds=(4, 5)), start=noted)
+    first = run_bench(bench, tmp_path / "out", lambda _line: None)
+    fresh = [start(seed).digest() for seed in (4, 5)]
+    assert [each.digest() for each in made] == fresh  # an original and a reference were trained from each
+    run_bench(replace(bench, contenders=(quick(FineTune()),)), tmp_path / "out", lambda _line: None)
+    assert [each.digest() for each in made] == fresh * 2  # originals were read, and not into these
+    assert len(first["cells"]) == 2
+
+
 def test_on_a_gpu_every_method_has_run_before_it_is_timed(
     digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

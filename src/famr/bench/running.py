@@ -63,7 +63,7 @@ def run_bench(bench: Bench, folder: Path, say: Say = print, ranks: Ranks = ALONE
         records.require_written()
     with spread(ranks) as work:
         try:
-            _Work(bench, records, splits, say, work).cells(keys)
+            _Work(bench, records, splits, say, work, {bench.seeds[0]: start}).cells(keys)
         finally:  # also what was interrupted has a page, with the missing cells named
             content = results(records)
             if ranks.first:
@@ -107,8 +107,18 @@ class _Trial(NamedTuple):
 class _Work:
     """What is shared between cells: originals, references, splits, ensembles."""
 
-    def __init__(self, bench: Bench, records: Records, splits: Mapping[str, Splits], say: Say, shared: Spread) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        records: Records,
+        splits: Mapping[str, Splits],
+        say: Say,
+        shared: Spread,
+        starts: Mapping[int, Classifier] | None = None,
+    ) -> None:
+        """`starts`: what training begins with, by seed, where somebody has made it already."""
         self.bench, self.records, self.splits, self.say, self.shared = bench, records, splits, say, shared
+        self._starts = dict(starts or {})
         self.device = bench.place
         self._original: tuple[int, Classifier, str] | None = None
         self._ensemble: tuple[int, SisaRemoval] | None = None
@@ -144,7 +154,7 @@ class _Work:
 
     def warm_up(self, trains: bool = True) -> None:
         """A look, a step as methods and one as trainings take it: what a process does once is in nobody's seconds."""
-        training, start = replace(self.bench.training, epochs=1), self.bench.start(self.bench.seeds[0])
+        training, start = replace(self.bench.training, epochs=1), self.start(self.bench.seeds[0])
         some = self.bench.data.train.take(torch.arange(min(training.batch_size, len(self.bench.data.train))))
         with placed(start.module, self.device):  # first: it sets a state of torch that compiled networks depend on
             collect(start, looks(some, start.prepared_by(), self.device)(None), self.device, self.bench.precise)
@@ -278,24 +288,19 @@ class _Work:
             said = look(original, views, self.device, bench.precise)
             for old in list(self._cases)[:-1]:
                 del self._cases[old]
-            self._cases[task.label, seed] = Case(
-                task,
-                seed,
-                original,
-                digest,
-                seen,
-                views,
-                said,
-                reference,
-                len(bench.data.train),
-                self.device,
-                bench.precise,
-            )
+            sides = original, digest, seen, views, said, reference
+            self._cases[task.label, seed] = Case(task, seed, *sides, len(bench.data.train), self.device, bench.precise)
         return self._cases[task.label, seed]
 
     def _views(self, task: Task, model: Classifier) -> Views:
         scored = apart(self.splits[task.label])[1]
         return Views.of(scored, model.prepared_by(), self.device, tuning=task in self.bench.tuning)
+
+    def start(self, seed: int) -> Classifier:
+        """What training begins with; it takes seconds to draw the weights of a large network, and nobody changes it."""
+        if seed not in self._starts:
+            self._starts = {seed: self.bench.start(seed)}
+        return self._starts[seed]
 
     def original(self, seed: int) -> tuple[Classifier, str]:
         """The model that is to forget, and the digest of its weights: given, trained before, or trained now."""
@@ -306,11 +311,12 @@ class _Work:
 
     def _trained_original(self, seed: int) -> Classifier:
         bench, file = self.bench, self._kept(seed, None)
-        start = bench.start(seed)
+        start = self.start(seed)
         if file.is_file():
-            load_weights(start.module, read_weights(file), file.name)
-            start.module.eval()
-            return start
+            found = start.copy()
+            load_weights(found.module, read_weights(file), file.name)
+            found.module.eval()
+            return found
         self.say(f"seed {seed}: training the original on {len(bench.data.train)} images")
         trained = fit(start, bench.data.train, bench.training, seed=seed, device=str(self.device))
         self.say(f"seed {seed}: trained in {trained.seconds:.1f} s")
@@ -328,7 +334,7 @@ class _Work:
             return known
         self.say(f"seed {seed}: retraining without {task.label}")
         splits = self.splits[task.label]
-        start = bench.start(seed)
+        start = self.start(seed)
         made = Retrain(bench.training, lambda _seed: start).unlearn(
             start, splits, seed=seed, device=str(self.device), precision=bench.training.precision
         )
