@@ -239,7 +239,18 @@ def test_impossible_numbers_fail_when_they_are_given(numbers: dict[str, float]) 
         Steps(**{"epochs": 1, "learning_rate": 0.1, **numbers})  # type: ignore[arg-type]
 
 
-# captured steps
+# steps on a GPU
+
+
+@pytest.fixture
+def again(
+    known: famr.Classifier,
+    methods: dict[str, Alternative],
+    outcomes: dict[str, tuple[Outcome, str]],
+    without_three: famr.Splits,
+) -> Callable[[str], tuple[Outcome, Outcome]]:
+    """Run a method once more; what it comes to now, and what it came to."""
+    return lambda name: (methods[name].unlearn(known, without_three, seed=3, device="cpu"), outcomes[name][0])
 
 
 class Traced:
@@ -273,18 +284,13 @@ class Traced:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in UNCAPTURED])
 def test_a_captured_step_is_told_all_that_changes(
-    name: str,
-    known: famr.Classifier,
-    methods: dict[str, Alternative],
-    outcomes: dict[str, tuple[Outcome, str]],
-    without_three: famr.Splits,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, again: Callable[[str], tuple[Outcome, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Learning rates, numbers of a loss, labels: what is not handed over would stay as it was when it was captured."""
     monkeypatch.setattr(repeated, "Captured", Traced)
     monkeypatch.setattr(Work, "captures", True)
     monkeypatch.setattr(Traced, "repeated", 0)
-    outcome, plain = methods[name].unlearn(known, without_three, seed=3, device="cpu"), outcomes[name][0]
+    outcome, plain = again(name)
     assert Traced.repeated > 2
     assert outcome.image_passes == plain.image_passes
     assert all(parameter.grad is None for parameter in outcome.model.module.parameters())
@@ -334,12 +340,7 @@ def test_a_descent_lets_go_of_its_steps(known: famr.Classifier, without_three: f
 
 @pytest.mark.parametrize("name", ["fine-tune", "SCRUB", "SSD", "SalUn", "boundary shrink", "Forsaken"])
 def test_the_leaner_ways_of_a_gpu_lead_to_the_same_weights(
-    name: str,
-    known: famr.Classifier,
-    methods: dict[str, Alternative],
-    outcomes: dict[str, tuple[Outcome, str]],
-    without_three: famr.Splits,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, again: Callable[[str], tuple[Outcome, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[bool] = []
 
@@ -349,23 +350,21 @@ def test_the_leaner_ways_of_a_gpu_lead_to_the_same_weights(
 
     monkeypatch.setattr(work, "lean_pays", lambda _device: True)
     monkeypatch.setattr(work, "one_pass", noted)
-    outcome = methods[name].unlearn(known, without_three, seed=3, device="cpu")
+    outcome, plain = again(name)
     expected = {
         "SCRUB": {True, False},
         "boundary shrink": {True, False},
         "Forsaken": {False},
     }  # no gradients, no own weights
     assert set(passes) == expected.get(name, {True})
-    plain = outcomes[name][0].model.module.state_dict()
-    torch.testing.assert_close(outcome.model.module.state_dict(), plain, rtol=1e-3, atol=1e-5)
+    states = outcome.model.module.state_dict(), plain.model.module.state_dict()
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["random labels", "bad teacher", "SSD", "Forsaken"])
 def test_images_that_wait_on_the_device_are_the_same_images(
     name: str,
-    known: famr.Classifier,
-    methods: dict[str, Alternative],
-    outcomes: dict[str, tuple[Outcome, str]],
+    again: Callable[[str], tuple[Outcome, Outcome]],
     without_three: famr.Splits,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -376,7 +375,7 @@ def test_images_that_wait_on_the_device_are_the_same_images(
         return shelved(images, prepared, device, 1 << 30)
 
     monkeypatch.setattr(work, "resident", kept)
-    outcome = methods[name].unlearn(known, without_three, seed=3, device="cpu")
+    outcome, plain = again(name)
     assert asked[0] == len(without_three.forget)
-    plain = outcomes[name][0].model.module.state_dict()
-    torch.testing.assert_close(outcome.model.module.state_dict(), plain, rtol=1e-3, atol=1e-5)
+    states = outcome.model.module.state_dict(), plain.model.module.state_dict()
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)

@@ -26,7 +26,7 @@ from famr.bench.running import run_bench
 from famr.bench.setting import Bench
 from famr.bench.statistics import BEST, TIED, differs, marks, mean_of
 from famr.bench.tables import COLUMNS, first, methods_table, ranked, results_page
-from famr.bench.tasks import request_task, samples_task, tuning_tasks
+from famr.bench.tasks import Task, request_task, samples_task, tuning_tasks
 from famr.bench.tuning import best_trial, variants
 from famr.data import Data
 from famr.errors import FamrError, NumericsError, RequestError
@@ -401,29 +401,36 @@ def test_what_training_begins_with_is_made_once_a_seed_and_stays_as_it_is(digits
     assert len(first["cells"]) == 2
 
 
-def test_on_a_gpu_every_method_has_run_before_it_is_timed(
-    digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_gpu_every_method_has_run_in_this_process_before_it_is_timed(digits: Data, tmp_path: Path) -> None:
     tuning = (request_task(famr.Request(classes=["5"])),)
-    contenders = (Contender("FAMR", Ours()), quick(Delete()), Contender("retrain", Retrain(TRAINING)))
-    bench = bench_of(digits, *contenders, tuning=tuning, trials=2)
-    ran: list[tuple[str, str]] = []
+    bench = bench_of(digits, Contender("FAMR", Ours()), quick(Delete()), tuning=tuning, trials=2, seeds=(0, 1))
 
-    def noted(case: Any, name: str, method: Any) -> dict[str, Any]:
-        ran.append((name, case.task.label))
-        return {}
+    def runs(some: Bench, records: Records, device: str = "cuda") -> list[tuple[str, str]]:
+        ran: list[tuple[str, str]] = []
 
-    monkeypatch.setattr(running.Case, "cell", noted)
-    for some, expected in (
-        (bench, [("FAMR", "class 5")]),
-        (replace(bench, trials=1), []),
-        (replace(bench, tuning=()), []),
-    ):
-        splits = {task.label: famr.split(digits, task.request) for task in (*some.tasks, *some.tuning)}
-        work = running._Work(some, Records(tmp_path, {}), splits, print, None)  # type: ignore[arg-type]
-        work.run_untimed([work._wanted(key) for key in some.cells()])
-        assert ran == expected  # DELETE runs when it is tuned; where nobody is, nobody is ahead
-        ran.clear()
+        @dataclass
+        class Noted:
+            task: Task
+
+            def cell(self, name: str, _method: Any) -> dict[str, Any]:
+                ran.append((name, self.task.label))
+                failed = {"kind": "Noted", "what": "nothing was done"}
+                return {"method": name, "task": self.task.label, "seed": 0, "error": failed}
+
+        work: Any = running._Work(some, records, {}, lambda _line: None, None)  # type: ignore[arg-type]
+        work.device, work.case = torch.device(device), lambda task, _seed: Noted(task)
+        for key in some.cells():
+            work.scored(work._wanted(key))
+        return ran
+
+    ours, delete = ("FAMR", "class 3"), ("DELETE", "class 3")
+    warm, tuned = ("FAMR", "class 5"), ("DELETE", "class 5")
+    kept = Records(tmp_path / "a", {})
+    assert runs(bench, kept) == [warm, ours, tuned, tuned, delete, ours, delete]
+    assert runs(bench, kept) == [warm, ours, tuned, delete, ours, delete]  # another process: it was tuned before
+    assert runs(bench, Records(tmp_path / "b", {}), "cpu") == [ours, tuned, tuned, delete, ours, delete]
+    for untuned in (replace(bench, trials=1), replace(bench, tuning=())):
+        assert runs(untuned, Records(tmp_path / "c", {})) == [ours, delete, ours, delete]
 
 
 def test_who_is_quickest_is_also_told_of_those_that_keep_the_rest() -> None:

@@ -124,7 +124,9 @@ def minimise(
             losses: list[Tensor] = []
             places: list[Tensor] = []
             for batch in batches(epoch_seed(seed, epoch)):
-                set_rate(rate, rate_at(steps, whole, method), optimiser)
+                rate.fill_(rate_at(steps, whole, method))
+                if optimiser is not None:
+                    set_rate(optimiser, rate_at(steps, whole, method))
                 losses.append(take(batch, whole - steps))
                 places.append(batch.positions)
                 steps += 1
@@ -189,11 +191,13 @@ def make_optimiser(parameters: Sequence[nn.Parameter], method: FAMR, rate: Tenso
     return torch.optim.Adam(parameters, lr=method.settled_rate, betas=ADAM)
 
 
-def set_rate(rate: Tensor, value: float, optimiser: torch.optim.Optimizer | None) -> None:
-    """η of the next step, where the step and the optimiser read it."""
-    rate.fill_(value)
-    if optimiser is not None and not isinstance(optimiser.param_groups[0]["lr"], Tensor):
-        optimiser.param_groups[0]["lr"] = value
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """η of the next step; where it is read from the device a captured step sees it change."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def rate_at(step: int, steps: int, method: FAMR) -> float:

@@ -24,7 +24,7 @@ from famr.kernels import get_ready
 from famr.lean import lean_pays, one_pass
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.optimise import Step, epoch_seed, trainable
+from famr.optimise import Step, epoch_seed, set_rate, trainable
 from famr.resuming import State, Unfinished, optimiser_tensors, restore_optimiser
 
 COMPILE_FROM_STEPS = 5000
@@ -245,15 +245,6 @@ def _taking(step: Stepping, device: torch.device) -> Taking:
         return lambda batch, _left: step(batch)
     captured = Captured(lambda *parts: step(Batch(*parts)), device, plain=SETTLING)
     return lambda batch, left: captured(batch, (len(batch.images),), left)
-
-
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """η of the next step; on CUDA it is read from the device, so that a captured step sees it change."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def _state(module: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator) -> dict[str, Tensor]:

@@ -16,8 +16,7 @@ from famr.alternatives.repeated import Repeated
 from famr.alternatives.work import Work
 from famr.augmentation import Augmentation
 from famr.errors import NumericsError, RequestError
-from famr.optimise import trainable
-from famr.train import set_rate
+from famr.optimise import set_rate, trainable
 
 Stepper = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "constant"]

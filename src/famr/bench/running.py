@@ -119,6 +119,7 @@ class _Work:
         """`starts`: what training begins with, by seed, where somebody has made it already."""
         self.bench, self.records, self.splits, self.say, self.shared = bench, records, splits, say, shared
         self._starts = dict(starts or {})
+        self._ran: set[str] = set()
         self.device = bench.place
         self._original: tuple[int, Classifier, str] | None = None
         self._ensemble: tuple[int, SisaRemoval] | None = None
@@ -135,8 +136,6 @@ class _Work:
             sisa = any(isinstance(wanted.contender.method, SisaRemoval) for wanted in missing)
             self.warm_up(trains=sisa or not all(self._kept(*each).is_file() for each in needed))
         self.say(f"{len(keys) - len(missing)} of {len(keys)} cells are there, {len(missing)} to run")
-        if self.device.type == "cuda":
-            self.run_untimed(missing)
         if self.shared.ranks.size > 1:  # one rank makes and tunes what a cell needs when it comes to it
             for seed, task in self.shared.divided(needed):
                 if task is None:
@@ -161,16 +160,15 @@ class _Work:
         for compiled in sorted({False, self.bench.compiles and trains}):
             fit(start, some, replace(training, compile=compiled), device=str(self.device))
 
-    def run_untimed(self, missing: Sequence[_Wanted]) -> None:
-        """Methods with nothing to tune run once on what the others are tuned on, so that all have run before they are
-        timed; of a retraining the first steps are next to nothing."""
-        if not self.bench.tuning or self.bench.trials < 2:
+    def run_untimed(self, contender: Contender, method: Alternative) -> None:
+        """On a GPU every method has run in this process before it is timed: one that was not just tuned runs once on
+        what methods are tuned on. Where nobody is tuned, all are timed as they come."""
+        if self.device.type != "cuda" or contender.name in self._ran or not self.bench.tuning or self.bench.trials < 2:
             return
-        task, seed = self.bench.tuning[0], self.bench.tuning_seed
-        for contender in {wanted.contender.name: wanted.contender for wanted in missing}.values():
-            alone = len(self.bench.variants(contender)) < 2 and not isinstance(contender.method, Retrain | SisaRemoval)
-            if alone and contender.method.serves(task.request.kind) is None:
-                self.case(task, seed).cell(contender.name, contender.method)
+        self._ran.add(contender.name)
+        task = next((task for task in self.bench.tuning if method.serves(task.request.kind) is None), None)
+        if task is not None and not isinstance(method, SisaRemoval):  # the first steps of a training matter little
+            self.case(task, self.bench.tuning_seed).cell(contender.name, method)
 
     def _wanted(self, key: Key) -> _Wanted:
         contender = next(contender for contender in self.bench.contenders if contender.name == key.method)
@@ -209,12 +207,12 @@ class _Work:
     def scored(self, wanted: _Wanted) -> dict[str, Any]:
         """Run a cell."""
         key, contender, task = wanted
-        method = self.tuned(contender, task)
-        case = self.case(task, key.seed)
         if contender.retrains:
-            other = self.reference(task, self._next(key.seed))
-            return case.retrained_again(key.method, other, Retrain(self.bench.training).to_json())
-        return case.cell(key.method, self.ready(method, key.seed))
+            other, numbers = self.reference(task, self._next(key.seed)), Retrain(self.bench.training).to_json()
+            return self.case(task, key.seed).retrained_again(key.method, other, numbers)
+        method = self.tuned(contender, task)
+        self.run_untimed(contender, method)
+        return self.case(task, key.seed).cell(key.method, self.ready(method, key.seed))
 
     def _done(self, key: Key) -> bool:
         cell = self.records.get("cells", key)
@@ -272,6 +270,7 @@ class _Work:
         run = self.records.get("tuning", key)
         if run is None:
             case = self.case(trial.task, key.seed)
+            self._ran.add(trial.contender.name)
             run = case.cell(key.method, trial.method) | {"trial": key.trial}
             self.records.keep("tuning", key, run)
             self.say(f"tuning, trial {(key.trial or 0) + 1} of {trial.of}: {in_a_line(run)}")
