@@ -124,9 +124,10 @@ def minimise(
             losses: list[Tensor] = []
             places: list[Tensor] = []
             for batch in batches(epoch_seed(seed, epoch)):
-                rate.fill_(rate_at(steps, whole, method))
+                now = rate_at(steps, whole, method)
+                rate.fill_(now)
                 if optimiser is not None:
-                    set_rate(optimiser, rate_at(steps, whole, method))
+                    set_rate(optimiser, now)
                 losses.append(take(batch, whole - steps))
                 places.append(batch.positions)
                 steps += 1
