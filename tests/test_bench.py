@@ -454,6 +454,7 @@ def test_who_is_quickest_is_also_told_of_those_that_keep_the_rest() -> None:
     told = first([*quick_but_empty, *whole, *slow, *remembers])
     assert "seconds among methods that forget: ascent" in told
     assert "among methods that forget and lose at most 2 points of Ret-Acc: whole; all others" in told
+    assert "of Ret-Acc: whole, the only one." in first([*quick_but_empty, *whole, *remembers])
     assert "lose at most" not in first([*whole, *slow, *remembers])  # all who forget keep the rest
     assert "lose at most" not in first([*quick_but_empty, *remembers])
 

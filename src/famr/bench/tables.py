@@ -11,6 +11,7 @@ from famr.bench.tuning import best_trial
 from famr.report.content import Block, Bullets, Report, Section, Table, Text
 
 Cell = Mapping[str, Any]
+Figures = dict[tuple[str, int], float]
 FORGETS_WITHIN = 0.02
 """A method counts as one that forgets if its For-Acc is at most so much above the retrained model's."""
 KEEPS_WITHIN = 0.02
@@ -153,20 +154,25 @@ def case_of(cell: Cell) -> tuple[str, int]:
     return cell["task"], cell["seed"]
 
 
-def ranked(cells: Sequence[Cell], column: Column, keeping: bool = False) -> Marks:
-    """Marks of a column; costs only of methods that forget, never of retraining itself or where a cell failed.
+def ranked(cells: Sequence[Cell], column: Column) -> Marks:
+    """Marks of a column."""
+    return marks(_comparable(cells, column))
+
+
+def _comparable(cells: Sequence[Cell], column: Column, keeping: bool = False) -> dict[str, Figures]:
+    """Figures of methods; costs only of those that forget, never of retraining itself or where a cell failed.
 
     `keeping`: of those alone that keep the rest.
     """
     values = {}
     for name, some in by_method(to_rank(cells)).items():
-        if name == "retrain" or len(done(some)) < len(some) or (column.cost and not forgets(some)):
+        if name == "retrain" or len(done(some)) < len(some):
             continue
-        if keeping and not keeps(some):
+        if (column.cost and not forgets(some)) or (keeping and not keeps(some)):
             continue
         figures = {case_of(cell): _goodness(cell, column) for cell in some}
         values[name] = {key: value for key, value in figures.items() if value is not None}
-    return marks(values)
+    return values
 
 
 def _goodness(cell: Cell, column: Column) -> float | None:
@@ -242,7 +248,8 @@ def first(cells: Sequence[Cell]) -> str:
     quickest: list[str] = []
     for title, keeping in (("Avg. Gap %", False), ("seconds", False), ("seconds", True)):
         column = next(column for column in COLUMNS if column.title == title)
-        found = ranked(cells, column, keeping)
+        compared = _comparable(cells, column, keeping)
+        found = marks(compared)
         best = [name for name, mark in found.items() if mark == BEST]
         if keeping and best in ([], quickest):
             continue  # nobody keeps the rest, or the quickest does
@@ -256,6 +263,8 @@ def first(cells: Sequence[Cell]) -> str:
         rest = f"; not significantly worse: {', '.join(tied)}" if tied else "; all others are significantly worse"
         if len({case_of(cell) for cell in done(to_rank(cells))}) < TESTED_FROM:
             rest = f"; fewer than {TESTED_FROM} cells a method allow no test"
+        if len(compared) == 1:
+            rest = ", the only one"
         told.append(f"Smallest {title.removesuffix(' %')}{among}: {best[0]}{rest}.")
     return " ".join(told)
 
