@@ -248,8 +248,7 @@ def first(cells: Sequence[Cell]) -> str:
     quickest: list[str] = []
     for title, keeping in (("Avg. Gap %", False), ("seconds", False), ("seconds", True)):
         column = next(column for column in COLUMNS if column.title == title)
-        compared = _comparable(cells, column, keeping)
-        found = marks(compared)
+        found = marks(compared := _comparable(cells, column, keeping))
         best = [name for name, mark in found.items() if mark == BEST]
         if keeping and best in ([], quickest):
             continue  # nobody keeps the rest, or the quickest does
