@@ -24,6 +24,7 @@ import famr
 from benchmarks.cells import Results, log
 from famr.bench.speed_loops import compare_loops, numbers
 from famr.devices import pick_device
+from famr.evaluation import compare
 
 METHODS: dict[str, list[str]] = {
     "default": [],
@@ -73,7 +74,8 @@ def main() -> None:
         if not results.has(name="retraining"):
             seconds = timed([*train, "--without-class", given.name, "--output-dir", str(retrained)])
             told = json.loads((retrained / "training/run.json").read_text(encoding="utf-8"))
-            results.add({"name": "retraining", "seconds": [seconds], "seconds_of_steps": told["seconds"]})
+            cell = {"name": "retraining", "seconds": [seconds], "seconds_of_steps": told["seconds"]}
+            results.add({**cell, "scores": measured(retrained, given.data, given.label_column, given.name)})
         for name, more in METHODS.items():
             if results.has(name=name):
                 continue
@@ -92,11 +94,22 @@ def main() -> None:
             log(f"{name}: {cell}")
 
 
+def measured(retrained: Path, spec: str, label_column: str | None, name: str) -> dict[str, Any]:
+    """What became of a retraining, as `famr forget` says it of its own model."""
+    model, splits = famr.load_model(str(retrained)), without_class(spec, label_column, name)
+    found: dict[str, Any] = compare(None, model, None, splits).to_json()["unlearned"]
+    return found
+
+
+def without_class(spec: str, label_column: str | None, name: str) -> famr.Splits:
+    """The data, parted by the class to forget."""
+    return famr.split(famr.open_data(spec, label_column=label_column), famr.Request(classes=[name]))
+
+
 def loops(original: Path, spec: str, label_column: str | None, name: str) -> dict[str, Any]:
     """The paper's preset in the precision of the device, as a plain loop takes its steps and as ours does."""
     place = pick_device("auto")
-    data = famr.open_data(spec, label_column=label_column)
-    splits = famr.split(data, famr.Request(classes=[name]))
+    splits = without_class(spec, label_column, name)
     paper = famr.FAMR.paper()
     method = numbers(paper.settled_epochs, paper.batch_size, "bf16" if place.type == "cuda" else "fp32")
     found = compare_loops(famr.load_model(str(original)), splits, method, seed=0, device=place, repeats=2)

@@ -33,6 +33,7 @@ from famr.alternatives import (
     repeated,
     work,
 )
+from famr.alternatives.alternative import Meter
 from famr.alternatives.descent import Descent
 from famr.alternatives.work import Work
 from famr.batches import shelved
@@ -379,3 +380,31 @@ def test_images_that_wait_on_the_device_are_the_same_images(
     assert asked[0] == len(without_three.forget)
     states = outcome.model.module.state_dict(), plain.model.module.state_dict()
     torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)
+
+
+def test_memory_is_counted_beyond_what_lay_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    lying, most = [100], [900]  # bytes now, and at most since they were last counted anew
+
+    def count_anew(_device: torch.device) -> None:
+        most[0] = lying[0]
+
+    def let_go() -> int:
+        lying[0] = 40  # another method left 60 that nobody needs
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", count_anew)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: lying[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: most[0])
+    monkeypatch.setattr("famr.alternatives.alternative.gc.collect", let_go)
+    with Meter(torch.device("cuda")) as meter:
+        most[0] = 500
+        lying[0] = 45
+    assert meter.peak_memory == 460
+
+
+def test_nobody_counts_memory_on_a_cpu() -> None:
+    with Meter(torch.device("cpu")) as meter:
+        torch.zeros(1000)
+    assert meter.peak_memory is None
+    assert meter.seconds >= 0

@@ -15,7 +15,8 @@ from scipy import stats
 
 import famr
 from alternative_cases import Peek, start, stepping
-from famr.alternatives import BoundaryShrink, Delete, FineTune, Ours, Retrain, SisaRemoval
+from famr.alternatives import BadTeacher, BoundaryShrink, Delete, FineTune, Ours, Retrain, Scrub, SisaRemoval
+from famr.alternatives.descent import RATES
 from famr.alternatives.work import Work
 from famr.bench import looks, running
 from famr.bench.contenders import Contender, contenders_called, every_contender, file_stem, slug
@@ -126,7 +127,26 @@ def test_trials_are_few_and_hold_the_methods_own_numbers() -> None:
             tried = variants(contender.method, most)
             assert len(tried) <= max(1, most)
             assert contender.method in tried
+            assert not any(each in tried[:place] for place, each in enumerate(tried))
     assert best_trial([{"error": {}}]) is None
+
+
+def test_few_trials_are_the_middle_ones_of_each_share() -> None:
+    rates = {most: [each.steps.learning_rate for each in variants(FineTune(), most)] for most in (2, 3, 4, 5, 6)}
+    assert rates == {
+        2: [1e-2, 1e-1],  # 3e-3 gives way to the own rate, 1e-2
+        3: [1e-3, 1e-2, 1e-1],
+        4: [1e-3, 1e-2, 3e-2, 3e-1],
+        5: [1e-3, 3e-3, 1e-2, 1e-1, 3e-1],
+        6: list(RATES),
+    }
+
+
+def test_trials_that_a_limit_on_epochs_makes_alike_are_one() -> None:
+    for method in (Scrub(), BadTeacher()):
+        rates = [each.steps.learning_rate for each in variants(method, 6, epochs=1)]  # type: ignore[attr-defined]
+        assert len(rates) == len(set(rates)) == 3
+        assert all(each.steps.epochs == 1 for each in variants(method, 2, epochs=1))  # type: ignore[attr-defined]
 
 
 def test_methods_are_found_by_what_can_be_typed() -> None:

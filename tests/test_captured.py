@@ -167,6 +167,20 @@ def test_as_many_steps_are_plain_as_a_network_needs_to_settle(in_the_pool: list[
     assert torch.equal(replayed, plain)
 
 
+def test_the_loss_of_a_plain_step_does_not_stay_where_a_graph_may_write(
+    in_the_pool: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = torch.tensor(2.0)  # as of a size that comes too rarely to be captured, between replays of the usual one
+    copied_in_pool: list[bool] = []
+    own = torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda loss: copied_in_pool.append(FakePool.begun) or own(loss))
+    found = Captured(lambda *_given: kept, torch.device("cpu"))(batches(1)[0], (4,), left=1)
+    kept.fill_(torch.nan)
+    assert float(found) == 2
+    assert copied_in_pool == [False]
+    assert in_the_pool == [True]
+
+
 def test_a_network_that_cannot_be_captured_is_stepped_plainly(in_the_pool: list[bool]) -> None:
     weight = torch.ones(3)
     usual = walk(weight)

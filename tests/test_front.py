@@ -150,8 +150,8 @@ def test_what_would_take_too_much_memory_is_not_kept(monkeypatch: pytest.MonkeyP
     assert found is not None
     each = 4 * 17 * 48  # bytes of 16 patches and the class token
     monkeypatch.setattr(front, "ROOM", 100 * each)
-    assert fits(found, 100, SOME)
-    assert not fits(found, 101, SOME)
+    assert fits(found, 100)
+    assert not fits(found, 101)
 
 
 @pytest.mark.parametrize("for_steps", [True, False])

@@ -135,6 +135,9 @@ def test_the_page_says_what_both_loops_made_of_a_model() -> None:
         ],
     }
     page = end_to_end_page("x", content)
+    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | – | – |" in page  # nobody measured it
+    content["cells"][1]["scores"] = {"retain_accuracy": 0.875, "forget_accuracy": 0.0}  # type: ignore[index]
+    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | 87.5 | 0.0 |" in end_to_end_page("x", content)
     assert "| default | 3 | 3.00 | 30.0 | 0.10 | 2.0 | 50.0 | 50.0 |" in page
     assert page.index("| steps | 0.10 |") < page.index("| all of it | 3.50 |")
     assert "| ours | 0.25 | 50.00 | 50.00 | 1.000 | 1.000 | 1.000 |" in page

@@ -205,7 +205,17 @@ def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three
             assert len(look(loss, passes).layers) == layers
 
 
-def test_a_copy_that_is_asked_beside_finds_the_same(original: famr.Classifier, without_three: famr.Splits) -> None:
+@pytest.fixture(autouse=True)
+def asleep(monkeypatch: pytest.MonkeyPatch) -> set[torch.device]:
+    """Nothing has woken yet."""
+    none: set[torch.device] = set()
+    monkeypatch.setattr(waking, "_AWAKE", none)
+    return none
+
+
+def test_a_copy_that_is_asked_beside_finds_the_same(
+    original: famr.Classifier, without_three: famr.Splits, asleep: set[torch.device]
+) -> None:
     from famr.forget_loss import forget_loss
     from famr.setting import passes_of
 
@@ -221,6 +231,7 @@ def test_a_copy_that_is_asked_beside_finds_the_same(original: famr.Classifier, w
         here, beside = (looking(original, method, shape, place, lean=lean)(loss, passes) for lean in (False, True))
         assert len(here.layers) == 3
         assert beside.layers == here.layers
+        asleep.clear()
         nothing = looking(original, method, (3, 5, 5), place, lean=True)(loss, passes)  # it cannot take such images
         assert nothing.layers == ()
     assert original.digest() == before
@@ -241,23 +252,26 @@ def test_a_device_without_such_kernels_is_no_error() -> None:
     waking._load_attention(torch.device("cpu"))
 
 
-def test_once_they_are_loaded_nobody_listens_for_attention(
-    original: famr.Classifier, monkeypatch: pytest.MonkeyPatch
+def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Listening passes every call of torch through Python."""
-    listened: list[int] = []
+    from famr.forget_loss import forget_loss
+    from famr.setting import passes_of
 
-    class Noted(waking._Attention):
-        def __init__(self) -> None:
-            super().__init__()
-            listened.append(1)
-
-    monkeypatch.setattr(waking, "_Attention", Noted)
     method, place = replace(famr.FAMR(), target="uniform", precision="fp32"), torch.device("cpu")
-    waking._load_attention.cache_clear()
-    first = waking._woken(original.copy(), method, (3, 12, 12), place)
-    assert listened == [1]
-    waking._load_attention(place)
-    again = waking._woken(original.copy(), method, (3, 12, 12), place)
-    assert listened == [1]
-    assert again.layers == first.layers != ()
+    copies: list[famr.Classifier] = []
+    own = famr.Classifier.copy
+    monkeypatch.setattr(famr.Classifier, "copy", lambda model: copies.append(model) or own(model))
+    passes = passes_of(original, without_three, None, None, method, place)
+    with forget_loss(original, method, passes, place) as loss:
+        found = [looking(original, method, (3, 12, 12), place, lean=True)(loss, passes) for _ in range(3)]
+    assert len(copies) == 1
+    assert len(found[0].layers) == 3
+    assert [each.layers for each in found] == 3 * [found[0].layers]
+
+
+def test_a_network_without_attention_leaves_it_asleep(asleep: set[torch.device]) -> None:
+    place = torch.device("cpu")
+    for network, awake in ((timm.create_model("resnet10t", num_classes=5), set()), (timm_vit(), {place})):
+        waking._woken(famr.Classifier(network), replace(famr.FAMR(), precision="fp32"), (3, 16, 16), place)
+        assert asleep == awake

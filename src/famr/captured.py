@@ -124,7 +124,8 @@ class Captured:
             if found is not None:
                 return found.replay(given)
             with nullcontext() if self._pool is None else torch.cuda.use_mem_pool(self._pool):
-                return self._step(*given)
+                loss = self._step(*given)
+            return loss.clone()  # outside of the pool: what is free there a graph may write on, whoever got it since
 
     def _captured(self, given: Sequence[Tensor]) -> Graph | None:
         """The step as a graph; None for a network that cannot be captured.

@@ -41,6 +41,8 @@ class Front:
         self._logits, self._frozen, self._edited = logits, frozen, edited
         self.blank = blank
         """One image, which stands for all that was kept."""
+        self.each = 0
+        """Bytes that are kept of an image."""
         self.seconds = 0.0
         """What walking it for the sake of the steps has taken so far."""
         self._kept: dict[tuple[int, bytes], Tensor] = {}
@@ -117,7 +119,8 @@ def frozen_front(module: nn.Module, logits: Logits, beyond: Callable[[Front], Lo
 
     `beyond` gives the answers of the same network that begins behind its front. `some` are a few images to try it on.
     """
-    rank = call_order(module, lambda: module(some[:1]))
+    said: list[Tensor] = []
+    rank = call_order(module, lambda: said.append(logits(some)))
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     edited = [rank[name] for name, parameter in module.named_parameters() if parameter.requires_grad]
     used = {block: [rank[names[id(weight)]] for weight in block.parameters()] for block in blocks(module)}
@@ -131,7 +134,8 @@ def frozen_front(module: nn.Module, logits: Logits, beyond: Callable[[Front], Lo
     front = Front(logits, frozen, free[0], torch.zeros_like(some[:1]))
     try:
         with torch.no_grad():
-            same = torch.equal(beyond(front)(front.walked(some)), logits(some))
+            kept = front.walked(some)
+            same = torch.equal(beyond(front)(kept), said[0])
     except (
         RuntimeError,
         TypeError,
@@ -140,14 +144,15 @@ def frozen_front(module: nn.Module, logits: Logits, beyond: Callable[[Front], Lo
         AttributeError,
     ):  # built in another way than a row of blocks
         return None
+    front.each = kept.nbytes // len(some)
     return front if same else None
 
 
-def fits(front: Front, images: int, some: Tensor) -> bool:
+def fits(front: Front, images: int) -> bool:
     """Whether what is kept of so many images is little beside the memory there is."""
-    each = front.walked(some[:1])
-    room = torch.cuda.mem_get_info(each.device)[0] // SHARE if each.device.type == "cuda" else ROOM
-    return each.nbytes * images <= room
+    place = front.blank.device
+    room = torch.cuda.mem_get_info(place)[0] // SHARE if place.type == "cuda" else ROOM
+    return front.each * images <= room
 
 
 def _let_pass(hidden: Any, *_others: Any, **_named: Any) -> Any:

@@ -160,7 +160,7 @@ def front_of(loss: ForgetLoss, forget: Images, anchors: object) -> Front | None:
         held = min(len(anchors), (method.function_images or 0) * loss.target.shape[-1])
     some = next(iter(image_batches(forget, loss.model.prepared_by(), TRIED, loss.device)(None))).images
     front = frozen_front(loss.model.module, loss.logits, lambda front: replace(loss, front=front).logits, some)
-    return front if front is not None and fits(front, images + held, some) else None
+    return front if front is not None and fits(front, images + held) else None
 
 
 def behind(
@@ -174,7 +174,7 @@ def behind(
         return loss, passes
     prepared, place = loss.model.prepared_by(), loss.device
     size, beyond = look_size(place), None
-    if watched is not None and fits(front, len(watched), front.blank):
+    if watched is not None and fits(front, len(watched)):
         beyond = front.passes(watched, prepared, size, place, for_steps=False)
     return replace(loss, front=front), replace(
         passes,

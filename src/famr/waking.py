@@ -3,7 +3,8 @@
 The first gradient of a process takes a second: handles are made, plans are drawn up, kernels are loaded, most of it
 with no Python. Meanwhile a run has images to decode. So a copy of the network is asked beside that work what nobody
 reads of it (`unread`), which takes two passes of two images, and a run begins with what it found.
-Elsewhere nothing has to wake, and the network itself is asked, when a run needs to know.
+Elsewhere, and in later runs, nothing has to wake: the network itself is asked, when a run needs to know, and behind a
+frozen front that is a part of it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ from famr.unread import Unread, unread
 SOME = 2
 """Images that are asked about."""
 
+_AWAKE: set[torch.device] = set()
+"""Devices whose libraries have woken, attention among them."""
+
 Looking = Callable[[ForgetLoss, Passes], Unread]
 """What nobody reads, once a run needs to know; its seconds are those for which the run had to wait."""
 
@@ -40,7 +44,7 @@ def looking(model: Classifier, method: FAMR, shape: tuple[int, ...], place: torc
 
     The copy is made here, of a network that is on its device, and not where that may just be changed.
     """
-    if not lean or method.forgets_style:
+    if not lean or method.forgets_style or place in _AWAKE:
         return _asked
     try:
         tried = model.copy()
@@ -61,7 +65,8 @@ def _asked(loss: ForgetLoss, passes: Passes) -> Unread:
     if loss.tap is not None or loss.ranks.size > 1:
         return Unread()
     some = next(iter(passes.forget(None))).images[:SOME]
-    return unread(loss.model.module, loss.logits, some, loss.method.settled_precision)
+    with unplanned_attention():  # a plan for two images would serve nobody else
+        return unread(loss.model.module, loss.logits, some, loss.method.settled_precision)
 
 
 def _woken(tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device) -> Unread:
@@ -73,11 +78,11 @@ def _woken(tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch
                 weight.requires_grad_(weight.is_floating_point())
             noise = torch.randn(SOME, *shape, generator=torch.Generator().manual_seed(0)).to(place)
             asking = ForgetLoss(tried, method, torch.zeros(0, device=place), place, lean=True)
-            listening = nullcontext() if _load_attention.cache_info().currsize else _Attention()  # each call passes it
-            with unplanned_attention(), listening as attention:  # a plan for two images would serve nobody else
+            with unplanned_attention(), _Attention() as attention:
                 found = unread(tried.module, asking.logits, noise, method.settled_precision)
-            if attention is not None and attention.asked and place.type == "cuda":
+            if attention.asked:
                 _load_attention(place)
+                _AWAKE.add(place)
             return found
     except Exception:  # of whatever kind: the run itself will tell what is wrong
         return Unread()
@@ -96,7 +101,6 @@ class _Attention(TorchFunctionMode):
         return func(*args, **dict(kwargs or {}))
 
 
-@cache
 def _load_attention(place: torch.device) -> None:
     """Steps take attention from cuDNN, half a gigabyte of kernels that are read from the disk when one is wanted."""
     some = torch.zeros(1, 1, 16, 64, dtype=torch.bfloat16, device=place)

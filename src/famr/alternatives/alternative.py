@@ -8,6 +8,7 @@ one bench reads both.
 
 from __future__ import annotations
 
+import gc
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -65,7 +66,8 @@ class Outcome:
     """All that the method did, preparations included; bringing images to the device and measuring are not."""
     image_passes: int
     peak_memory: int | None
-    """Bytes on the GPU at most; None on other devices, where nobody counts them."""
+    """Bytes on the GPU at most, beyond what lay there before: the images, the original, another method's leavings. None
+    on other devices, where nobody counts them."""
     history: tuple[Row, ...]
     facts: Mapping[str, Any]
     """What the method says about its own run."""
@@ -181,34 +183,37 @@ def kind_of(splits: Splits) -> Kind:
 
 
 class Meter:
-    """Seconds, and bytes at most, of what happens inside; waits for a GPU before it looks at the clock."""
+    """Seconds, and bytes at most, of what happens inside; waits for a GPU before it looks at the clock.
+
+    Bytes are those beyond what lay on the device before. What is not needed any more is let go first: else it would go
+    meanwhile, and less would seem to be taken.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._start = 0.0
+        self._start, self._before = 0.0, 0
         self._end: float | None = None
         self.peak_memory: int | None = None
 
     def __enter__(self) -> Self:
-        self._start = self._now()
         if self._device.type == "cuda":
+            gc.collect()
             torch.cuda.reset_peak_memory_stats(self._device)
+            self._before = torch.cuda.memory_allocated(self._device)
+        self._start = self._now()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end = self._now()
-        self._note_memory()
+        if self._device.type == "cuda":
+            self.peak_memory = torch.cuda.max_memory_allocated(self._device) - self._before
 
     @property
     def seconds(self) -> float:
         """So far, or in all once it has ended."""
         return (time.perf_counter() if self._end is None else self._end) - self._start
-
-    def _note_memory(self) -> None:
-        if self._device.type == "cuda":
-            self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(self._device))
 
     def _now(self) -> float:
         """The clock, when the GPU has done all that it was given."""

@@ -59,8 +59,8 @@ class Scrub(WeightChange):
                 raise RequestError(f"`{name}` must be at least 0, got {getattr(self, name)!r}.", where="Scrub")
 
     def trials(self) -> Iterator[Self]:
-        """Three learning rates with two numbers of max-epochs."""
-        for epochs in (2, 4):
+        """Three learning rates with two numbers of max-epochs, where there are epochs for both."""
+        for epochs in dict.fromkeys(min(each, self.steps.epochs) for each in (2, 4)):
             for rate in (5e-4, 5e-3, 5e-2):
                 yield replace(self, max_epochs=epochs, steps=replace(self.steps, learning_rate=rate))
 

@@ -14,7 +14,7 @@ from famr.bench.contenders import Contender
 from famr.bench.looks import MIA_IMAGES, RETAINED_SCORED, SHOWN_TO_METHODS, TUNING_SCORED, apart
 from famr.bench.records import Key
 from famr.bench.tasks import Task, tuned_on
-from famr.bench.tuning import variants, within
+from famr.bench.tuning import variants
 from famr.data import Data
 from famr.devices import Precision, pick_device
 from famr.errors import RequestError
@@ -101,9 +101,7 @@ class Bench:
 
     def variants(self, contender: Contender) -> list[Alternative]:
         """What is tried of a method; itself alone where there is nothing to choose, or nothing to choose on."""
-        most = self.trials if self.tuning else 1
-        limited = [within(method, self.most_epochs) for method in variants(contender.method, most)]
-        return [method for place, method in enumerate(limited) if method not in limited[:place]]
+        return variants(contender.method, self.trials if self.tuning else 1, self.most_epochs)
 
     def settings(self) -> dict[str, Any]:
         """What all cells of a folder have in common."""

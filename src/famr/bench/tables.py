@@ -86,7 +86,7 @@ NOTES = (
     "FAMR its steps alone, and its whole call, are given below the table. Tuning is not counted for any method, nor "
     "what a process does once: on a GPU every method has run before it is timed, and takes the same captured steps. "
     "FDE: passes of an image through a network, divided by the number of training images. Peak memory is counted on a "
-    "GPU only.",
+    "GPU only, beyond what lies there when a method begins: the images, the original.",
     "The row retrain, where there is one, is a retrained model of another seed: the distance that no method can be "
     "asked to beat. It takes no part in the ranking.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,23 +10,28 @@ from typing import Any
 from famr.alternatives import Alternative, Steps
 
 
-def variants(method: Alternative, most: int) -> list[Alternative]:
+def variants(method: Alternative, most: int, epochs: int | None = None) -> list[Alternative]:
     """At most so many of a method's trials, spread over them, the method's own numbers among them.
 
-    >>> from famr.alternatives import FineTune
+    `epochs`: over the retained images at most; trials that do not differ then are one.
+
+    >>> from famr.alternatives import FineTune, Scrub
     >>> [variant.steps.learning_rate for variant in variants(FineTune(), 3)]
-    [0.001, 0.01, 0.3]
+    [0.001, 0.01, 0.1]
+    >>> len(variants(Scrub(), 6)), len(variants(Scrub(), 6, epochs=1))
+    (6, 3)
     """
-    every: list[Alternative] = list(method.trials())
+    own = within(method, epochs)
     if most <= 1:
-        return [method]
+        return [own]
+    limited = [within(trial, epochs) for trial in own.trials()]
+    every = [trial for place, trial in enumerate(limited) if trial not in limited[:place]]
     if len(every) <= most:
         return every
-    places = [round(step * (len(every) - 1) / (most - 1)) for step in range(most)]
-    if method in every and every.index(method) not in places:
-        own = every.index(method)
-        inner = places[1:-1] or places[-1:]
-        places[places.index(min(inner, key=lambda place: abs(place - own)))] = own
+    share = len(every) / most
+    places = [math.ceil((step + 0.5) * share - 1) for step in range(most)]  # the middle of each share
+    if own in every and (place := every.index(own)) not in places:
+        places[places.index(min(places, key=lambda each: abs(each - place)))] = place
     return [every[place] for place in places]
 
 
