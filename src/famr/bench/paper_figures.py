@@ -130,15 +130,26 @@ def draw_figure(content: Mapping[str, Any], number: int, file: Path, method: str
             low, high = axes.get_xlim()
             axes.set_xlim(max(low, -3), min(high, 103))
     bands = "bands" if panels[0].across == "epoch" else "numbers: epochs; bars at both ends"
-    subtitle = visible(f"{content['data']}, {method}; means of classes and seeds; {bands}: 95 % intervals")
-    lines = [part for text in (title, subtitle) for part in wrap(text, int(14 * width))]
-    figure.suptitle("\n".join(lines), fontsize=9.5, parse_math=False)
+    of, drawn = f"{content['data']}, {method}; means of classes and seeds", f"{bands}: 95 % intervals"
+    figure.suptitle("\n".join(heading(title, visible(of), drawn, int(14 * width))), fontsize=9.5, parse_math=False)
     legend = figure.legend(
         handles=list(handles.values()), labels=list(handles), loc="outside lower center", ncols=columns, frameon=False
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
     figure.savefig(file, metadata={"Software": None})
+
+
+def heading(title: str, of: str, drawn: str, width: int) -> list[str]:
+    """Lines of at most so many signs: what is drawn stands on a line of its own where it does not fit behind the rest.
+
+    >>> heading("A figure", "some data", "bands: 95 % intervals", 40)
+    ['A figure', 'some data; bands: 95 % intervals']
+    >>> heading("A figure", "some data", "bands: 95 % intervals", 22)
+    ['A figure', 'some data', 'bands: 95 % intervals']
+    """
+    told = f"{of}; {drawn}"
+    return [line for text in (title, *((told,) if len(told) <= width else (of, drawn))) for line in wrap(text, width)]
 
 
 def _label(curve: Curve, every: Sequence[Curve], panel: Panel) -> str:
