@@ -321,7 +321,7 @@ def test_a_stopped_bench_goes_on_with_the_missing_cells(
         run_bench(bench, tmp_path / "out", lambda _line: None)
     page = (tmp_path / "out/results.md").read_text(encoding="utf-8")
     assert "1 of 3 cells have figures, 0 failed, 2 not run yet" in page
-    assert "Not run yet: DELETE, class 3, seed 0" in page
+    assert "Not run yet: class 3, seed 0: DELETE, boundary shrink" in page
     first = sorted((tmp_path / "out/cells").iterdir())
     before = first[0].stat().st_mtime_ns
     trained: list[int] = []

@@ -1,4 +1,4 @@
-"""The results of a bench as a page: a table for each kind of request, what failed, what was tuned, every cell."""
+"""The results of a bench as a page: a table for each kind of request, and every cell."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from famr.bench.account import not_run, tuning_table
 from famr.bench.statistics import BEST, TESTED_FROM, TIED, Marks, Mean, marks, mean_of
-from famr.bench.tuning import best_trial
-from famr.report.content import Block, Bullets, Report, Section, Table, Text
+from famr.report.content import Block, Bullets, Report, Section, Table
 
 Cell = Mapping[str, Any]
 Figures = dict[tuple[str, int], float]
@@ -108,9 +108,9 @@ def results_page(content: Mapping[str, Any]) -> Report:
     for kind, title in KINDS.items():
         if some := [cell for cell in cells if kind_of(cell, content) == kind]:
             sections.append(Section(title, _kind_blocks(some)))
-    sections.append(Section("What did not run", (_not_run(content, failed, missing),)))
+    sections.append(Section("What did not run", (not_run(content, failed, missing),)))
     if content["tuning"]:
-        sections.append(Section("Tuning", _tuning(content)))
+        sections.append(Section("Tuning", (tuning_table(content["tuning"]),)))
     sections.append(Section("Every cell", (_every(done(cells)),)))
     title = f"Methods beside each other on {content['settings'].get('data', 'data that nobody named')}"
     return Report(title, outcome, told, tuple(sections))  # type: ignore[arg-type]
@@ -295,47 +295,6 @@ def _setting(content: Mapping[str, Any]) -> Section:
             f"The original of seed {', '.join(mixed)} was trained more than once, with other weights each time."
         )
     return Section("What was run", (Bullets((*lines, *NOTES)),))
-
-
-def _not_run(content: Mapping[str, Any], failed: Sequence[Cell], missing: Sequence[Cell]) -> Block:
-    lines = [f"Failed: {_named(cell)}: {cell['error']['kind']}: {cell['error']['what']}" for cell in failed]
-    lines += [f"Not run yet: {_named(cell)}" for cell in missing]
-    lines += [f"Not served: {pair}: {reason}" for pair, reason in content.get("not_served", {}).items()]
-    return Bullets(tuple(lines)) if lines else Text("Everything ran.")
-
-
-def _named(cell: Cell) -> str:
-    return f"{cell['method']}, {cell['task']}, seed {cell['seed']}"
-
-
-def _tuning(content: Mapping[str, Any]) -> tuple[Block, ...]:
-    rows = []
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for run in content["tuning"]:
-        groups.setdefault((run["method"], run["task"]), []).append(run)
-    for (method, task), runs in groups.items():
-        runs = sorted(runs, key=lambda run: run["trial"])
-        taken = best_trial(runs)
-        numbers = [_flat(run["numbers"]) for run in runs]
-        varied = [name for name in numbers[0] if len({str(each.get(name)) for each in numbers}) > 1]
-        for place, (run, told) in enumerate(zip(runs, numbers, strict=True)):
-            gap = "failed: " + run["error"]["what"] if "error" in run else _percent(run["unlearned"]["average_gap"])
-            tried = ", ".join(f"{name.replace('_', ' ')} {told.get(name)}" for name in varied)
-            rows.append((method, task, tried, "taken" if place == taken else "", gap))
-    columns = ("method", "request", "numbers that were varied", "", "Avg. Gap %")
-    return (Table("Runs on requests that are not scored; the smallest Avg. Gap is taken", columns, tuple(rows), 4),)
-
-
-def _percent(share: float) -> str:
-    return WRITERS["percent two"](share)
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of a method, those inside others beside them."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value) if isinstance(value, Mapping) else {name: value}
-    return flat
 
 
 def _every(cells: Sequence[Cell]) -> Table:
