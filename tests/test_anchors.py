@@ -368,6 +368,17 @@ def test_some_of_each_class_are_drawn_without_repetition(digits: Data) -> None:
     assert some.ids != some_of_each_class(digits.train, 7, seed=1).ids
 
 
+@pytest.mark.parametrize(("count", "skip"), [(7, 0), (7, 7), (3, 140), (1000, 0), (5, 1000)])
+def test_some_of_each_class_are_the_first_of_it_in_a_random_order(digits: Data, count: int, skip: int) -> None:
+    images = digits.train.where(digits.train.targets != 4)  # a class that does not occur
+    shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(3)).tolist()
+    expected = []
+    for target in range(10):
+        of_class = [place for place in shuffled if images.targets[place] == target]
+        expected += [images.ids[place] for place in of_class[skip : skip + count]]
+    assert some_of_each_class(images, count, seed=3, skip=skip).ids == expected
+
+
 @pytest.mark.parametrize("failures", [0, 1, 2])
 def test_eigenvectors_that_are_not_found_at_once_are_found_with_a_little_more_on_the_diagonal(
     failures: int, monkeypatch: pytest.MonkeyPatch

@@ -81,6 +81,17 @@ def test_samples_and_styles_move_every_layer_and_are_held_on_all_that_the_steps_
     assert settle(FAMR(), replace(found, retained=False, sketch=True))[0].optimiser == "natural"
 
 
+@pytest.mark.parametrize(("classes", "held"), [(2, 20), (100, 20), (307, 20), (400, 16), (1000, 7), (21_000, 1)])
+def test_no_more_images_are_held_than_the_steps_of_a_run_can_draw(classes: int, held: int) -> None:
+    found = replace(at_hand("class"), classes=classes, fewest=1000)
+    method, why = settle(FAMR(), found)
+    assert method.function_images == held
+    assert f"answers held on {held} retained images a class" in why
+    drawn = 12 * 4 * 128  # images in the steps of twelve epochs
+    assert held in (1, 20) or (held - 1) * classes < drawn <= held * classes
+    assert settle(FAMR(function_images=20), found)[0].function_images == 20  # whoever asks for them has them
+
+
 @pytest.fixture(scope="module")
 def never_saw(digits: Data, retrained: famr.Classifier) -> dict[str, famr.Classifier]:
     """Models trained without a class, by its name."""

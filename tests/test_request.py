@@ -11,7 +11,8 @@ from famr.data import Data, Images
 from famr.data.images import UNKNOWN
 from famr.errors import RequestError
 from famr.request import Request, read_samples
-from famr.splits import Splits, forget_only, split
+from famr.setting import what_is_at_hand
+from famr.splits import Splits, forget_only, some_of_each_class, split
 
 LABELS = ("Cat", "dog", "owl", "oak tree", "pine tree", "rose")
 
@@ -269,6 +270,33 @@ def test_images_handed_over_whole_are_the_forget_set():
     assert splits.forget is images
     assert (splits.retain, splits.test, splits.forget_test) == (None, None, None)
     assert splits.request.kind == "images"
+
+
+def test_labels_are_gone_over_as_often_with_many_classes_as_with_few(monkeypatch):
+    """Millions of images in thousands of classes: once for each class would be minutes."""
+    looks = []
+    own = Images.targets.fget
+    monkeypatch.setattr(Images, "targets", property(lambda images: looks.append(1) or own(images)))
+    found = []
+    for classes in (2, 50):
+        names = tuple(f"class {index}" for index in range(classes))
+        train = Images.from_source(None, [str(row) for row in range(400)], torch.arange(400) % classes)
+        splits = split(Data("here", names, train, None), Request(classes=["class 1"]))
+        looks.clear()
+        at_hand = what_is_at_hand(splits, False, None, 1)
+        some = some_of_each_class(splits.retain, 2, seed=0)
+        assert splits.forgotten_classes() == (1,)
+        found.append(len(looks))
+        assert (at_hand.classes, at_hand.fewest) == (classes - 1, 400 // classes)
+        assert len(some) == 2 * (classes - 1)
+    assert found[0] == found[1]
+
+
+def test_classes_are_counted_without_images_that_have_none():
+    images = Images.from_source(None, list("abcdef"), torch.tensor([4, UNKNOWN, 1, 4, UNKNOWN, 4]))
+    assert images.class_counts() == {1: 1, 4: 3}
+    assert list(images.class_counts()) == [1, 4]
+    assert images.take(torch.tensor([1, 4])).class_counts() == {}
 
 
 def test_an_empty_forget_set_is_refused():

@@ -98,7 +98,7 @@ def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
         method = replace(method, function_strength=firm if at_hand.retained else 0.0)
         held = at_hand.retained
     if method.function_strength and method.function_images is None:
-        method = replace(method, function_images=FUNCTION_IMAGES if natural else _seen_a_class(method, at_hand))
+        method = replace(method, function_images=_held_a_class(method, at_hand))
     if held:
         reasons.append(f"answers held on {method.function_images} retained images a class")
     return method, "; ".join(reasons)
@@ -137,9 +137,11 @@ def _optimiser(at_hand: AtHand) -> Optimiser:
     return "adam" if at_hand.retained and at_hand.kind in ("samples", "style") else "natural"
 
 
-def _seen_a_class(method: FAMR, at_hand: AtHand) -> int:
-    """As many retained images of each class as the steps can see; a few of each class are left to watch the run on."""
+def _held_a_class(method: FAMR, at_hand: AtHand) -> int:
+    """As many retained images of each class as the steps can see. Natural steps need but a few; with many classes all
+    of a few would be more than are ever drawn. From other steps some of each class are kept, to watch the run on."""
     if not at_hand.classes:
         return FUNCTION_IMAGES
-    seen = method.settled_epochs * at_hand.batches * method.batch_size
-    return max(1, min(-(-seen // at_hand.classes), int((1 - WATCHED) * at_hand.fewest)))
+    seen = -(-method.settled_epochs * at_hand.batches * method.batch_size // at_hand.classes)
+    most = FUNCTION_IMAGES if method.optimiser == "natural" else int((1 - WATCHED) * at_hand.fewest)
+    return max(1, min(seen, most))

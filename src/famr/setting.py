@@ -44,9 +44,9 @@ def what_is_at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch |
         kind = "samples"  # of classes that stay: a retrained model would still know most of them
     if kind == "images" and sketch is not None:
         kind = "class" if sketch.covers_classes(splits.forget.targets) else "samples"
-    counts: list[int] = []
+    counts: dict[int, int] = {}
     if splits.retain is not None and splits.retain.labelled:
-        counts = [int((splits.retain.targets == target).sum()) for target in set(splits.retain.targets.tolist())]
+        counts = splits.retain.class_counts()
     return AtHand(
         kind,
         retained=anchor_images or splits.retain is not None,
@@ -54,7 +54,7 @@ def what_is_at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch |
         sketch=sketch is not None,
         batches=batches,
         classes=len(counts),
-        fewest=min(counts, default=0),
+        fewest=min(counts.values(), default=0),
     )
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from famr.data import Data, Images
-from famr.data.images import UNKNOWN
 from famr.errors import RequestError
 from famr.request import SHOWN, Request
 
@@ -81,9 +80,9 @@ class Splits:
 
     def forgotten_classes(self) -> tuple[int, ...]:
         """The classes that are forgotten whole, now or before: in the forget set, and not in the retained one."""
-        forgotten = set(self.forget.targets.tolist()) - {UNKNOWN}
+        forgotten = set(self.forget.class_counts())
         if self.retain is not None:
-            forgotten -= set(self.retain.targets.tolist())
+            forgotten -= self.retain.class_counts().keys()
         labels = self.labels or ()
         before = {labels.index(name) for run in self.earlier for name in run.classes if name in labels}
         return tuple(sorted(forgotten | before))
@@ -103,9 +102,11 @@ class Splits:
 def some_of_each_class(images: Images, count: int, seed: int, skip: int = 0) -> Images:
     """Up to `count` images of each class, drawn with `seed`; others than the first `skip` so drawn."""
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    targets = images.targets[shuffled]
-    picked = [shuffled[targets == target][skip : skip + count] for target in sorted(set(targets.tolist()))]
-    return images.take(torch.cat(picked))
+    targets, by_class = images.targets[shuffled].sort(stable=True)
+    _, sizes = torch.unique_consecutive(targets, return_counts=True)
+    first = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)  # where the class of each begins
+    place = torch.arange(len(images)) - first
+    return images.take(shuffled[by_class][(place >= skip) & (place < skip + count)])
 
 
 def split(data: Data, request: Request, earlier: Sequence[Earlier] = ()) -> Splits:
@@ -210,9 +211,7 @@ def _sample_mask(images: Images, samples: Sequence[str | int]) -> Tensor:
     """Each sample is an id, a position in the training images, or a path that ends like exactly one id."""
     ids = images.ids
     position_of = {id_: position for position, id_ in enumerate(ids)}
-    by_name: dict[str, list[int]] = {}
-    for position, id_ in enumerate(ids):
-        by_name.setdefault(Path(id_).name, []).append(position)
+    by_name: dict[str, list[int]] = {}  # made when a path is named that is no id
     mask = torch.zeros(len(ids), dtype=torch.bool)
     missing = []
     for sample in samples:
@@ -222,6 +221,7 @@ def _sample_mask(images: Images, samples: Sequence[str | int]) -> Tensor:
         elif text.removeprefix("-").isdecimal():
             found = [int(text)] if 0 <= int(text) < len(ids) else []
         else:
+            by_name = by_name or _by_name(ids)
             found = [p for p in by_name.get(Path(text).name, []) if _same_path(ids[p], text)]
         if len(found) > 1:
             raise RequestError(
@@ -246,6 +246,14 @@ def _sample_mask(images: Images, samples: Sequence[str | int]) -> Tensor:
             fix="Check the ids; nothing was forgotten.",
         )
     return mask
+
+
+def _by_name(ids: Sequence[str]) -> dict[str, list[int]]:
+    """The positions of ids that end with the same name."""
+    found: dict[str, list[int]] = {}
+    for position, id_ in enumerate(ids):
+        found.setdefault(Path(id_).name, []).append(position)
+    return found
 
 
 def _same_path(id_: str, text: str) -> bool:

@@ -46,7 +46,7 @@ def watch_over(
     """A few images of each retained class; None without retained images that have labels."""
     if splits is None or splits.retain is None or not splits.retain.labelled:
         return None
-    each = max(1, IMAGES // len(set(splits.retain.targets.tolist())))
+    each = max(1, IMAGES // len(splits.retain.class_counts()))
     some = some_of_each_class(splits.retain, each, seed, skip=method.function_images or 0)
     if not len(some):  # so few that all of them hold the answers
         some = some_of_each_class(splits.retain, each, seed)

@@ -138,6 +138,12 @@ class Images:
         """Whether every image has a class."""
         return bool((self.targets != UNKNOWN).all())
 
+    def class_counts(self) -> dict[int, int]:
+        """How many images there are of each class that occurs, in the order of the indices."""
+        targets = self.targets
+        counts = torch.bincount(targets[targets != UNKNOWN]).tolist()
+        return {target: count for target, count in enumerate(counts) if count}
+
     @property
     def ids(self) -> list[str]:
         """A name for each image: its path, or its place in the table it comes from."""
