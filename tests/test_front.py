@@ -22,6 +22,7 @@ from famr.edited import edited_names, only
 from famr.evaluation import answers
 from famr.forget_loss import ForgetLoss, HeldOut
 from famr.front import Front, fits, frozen_front
+from famr.metrics.forgetting import correct
 from famr.models.classifier import logits_of
 from famr.targets import matching_temperature, without
 from famr.unread import Unread
@@ -288,12 +289,10 @@ def test_some_held_out_images_tell_how_sure_a_target_is(
     method = famr.FAMR(target="masked", strength=1.0, epochs=1)
     found = []
     for count in (50, 10_000):
-        monkeypatch.setattr(setting, "COMPARED", count)
+        monkeypatch.setattr(setting, "SHOWN", count)
         passes = setting.passes_of(knows_digits, splits, None, None, method, HERE)
-        assert passes.compared is not None
         assert passes.held_out is not None
-        assert sum(len(batch.labels) for batch in passes.held_out(None)) == len(splits.test)
-        assert sum(len(batch.labels) for batch in passes.compared(None)) == min(count, len(splits.test))
+        assert sum(len(batch.labels) for batch in passes.held_out(None)) == min(count, len(splits.test))
         result = famr.forget(knows_digits, splits, method, device="cpu", track_retain=False)
         found.append(result.method.temperature)
     unsure = HeldOut.of(answers(knows_digits, splits.test, HERE)).entropy_when_wrong
@@ -301,6 +300,25 @@ def test_some_held_out_images_tell_how_sure_a_target_is(
     masked = without(answers(knows_digits, splits.forget, HERE).logits, torch.tensor([3]))
     assert found[1] == pytest.approx(matching_temperature(masked, unsure), rel=1e-4)
     assert found[0] != pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [None, 1.0])
+def test_a_run_is_followed_on_some_held_out_images_and_measured_on_all(
+    knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch, share: float | None
+) -> None:
+    monkeypatch.setattr(setting, "SHOWN", 50)
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    assert splits.test is not None
+    shown = setting.shown_of(splits.test)
+    assert shown is not None
+    assert len(set(shown.ids)) == 50
+    method = famr.FAMR(strength=1.0, epochs=2, edited_share=share)
+    result = famr.forget(knows_digits, splits, method, device="cpu")
+    for row, model in ((result.history[0], knows_digits), (result.history[-1], result.model)):
+        said = answers(model, shown, HERE)
+        assert row.retain_accuracy == pytest.approx(float(correct(said.logits, said.targets).mean()))
+    scores = famr.evaluate(result, splits, device="cpu")
+    assert scores.unlearned.counts["retain"] == len(splits.test)
 
 
 @pytest.mark.parametrize("share", [None, 1.0])

@@ -360,10 +360,19 @@ def test_drawings_hold_their_numbers(facts: Facts) -> None:
     assert lost.svg.count('class="hollow original"') == 15 + 1  # and one in the legend
     assert [row[4] for row in lost.numbers.rows[:2]] == ["-20.0", "-19.0"]
     assert "The 15 that lost most, of 20" in lost.says
-    assert frontier([{"forget_accuracy": 0.5, "retain_accuracy": None}], None) is None
-    way = frontier(facts.history, {"forget_accuracy": 0.0, "retain_accuracy": 0.9})
+    assert frontier([{"forget_accuracy": 0.5, "retain_accuracy": None}], {}) is None
+    exact = {"forget_accuracy": 0.123, "retain_accuracy": 0.777}  # measured on all images, the run followed on some
+    metrics = {"original": exact, "unlearned": None, "retrained": {"forget_accuracy": 0.0, "retain_accuracy": 0.9}}
+    way = frontier(facts.history, {**metrics, "gap": {"forget_accuracy": 0.5}})
     assert way is not None
     assert [row[0] for row in way.numbers.rows] == ["original", "unlearned", "retrained"]
+    assert way.numbers.rows[0][1:] == ("12.3", "77.7")
+    assert (
+        way.numbers.rows[1][2] == f"{100 * facts.history[-1]['retain_accuracy']:.1f}"
+    )  # of which there is nothing better
+    alone = frontier(facts.history[:1], {"original": exact})
+    assert alone is not None
+    assert alone.numbers.rows[0][2] == f"{100 * facts.history[0]['retain_accuracy']:.1f}"
     points = re.search(r'class="line way" points="([^"]*)"', way.svg)
     assert points is not None
     assert len(points[1].split()) == len(facts.history)

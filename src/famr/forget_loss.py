@@ -159,8 +159,8 @@ class Passes:
     steps_per_epoch: int
     forget: Batches
     held_out: Batches | None
-    compared: Batches | None
-    """Some of the held-out images: how sure a target is to be is read off the original's answers to them."""
+    """Some of the held-out images. How sure a target is to be is read off the original's answers to them, and on them
+    a run is followed."""
     neutral: Batches | None
     kept: Batches | None
     """Some retained images."""
@@ -221,8 +221,8 @@ def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.devic
     if method.target == "uniform":
         return method, uniform_target(classes)
     held_out = passes.remembered
-    if passes.compared is not None:
-        held_out = HeldOut.of(collect(model, passes.compared(None), device, method.settled_precision, ranks))
+    if passes.held_out is not None:
+        held_out = HeldOut.of(collect(model, passes.held_out(None), device, method.settled_precision, ranks))
     if method.target in ("reference", "tempered") and passes.forgets_classes:
         raise RequestError(
             f"The {method.target} target is for samples: with it the model would still know the forgotten classes.",

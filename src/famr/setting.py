@@ -31,8 +31,9 @@ from famr.ranks import ALONE, Ranks
 from famr.sketch import Sketch
 from famr.splits import Splits
 
-COMPARED = 2000
-"""Held-out images that tell how sure a target is to be: as many as the benchmarks show to a method."""
+SHOWN = 2000
+"""Held-out images, at most, that tell how sure a target is to be, and on which a run is followed: as many as the
+benchmarks show to a method. Its result is measured on all."""
 
 
 def what_is_at_hand(splits: Splits | None, anchor_images: bool, sketch: Sketch | None, batches: int) -> AtHand:
@@ -103,7 +104,6 @@ def passes_of(
             sum(1 for _ in forget(None)),
             forget,
             None,
-            None,
             passes_over(style_target, ALONE),
             None,
             tuple(sorted(set(labels.tolist()))),
@@ -118,20 +118,24 @@ def passes_of(
             fix="FAMR(beta=None, style_layer=…), or --style-layer on the command line.",
         )
     neutral = splits.retain if style_target is None else style_target
-    compared = None if splits.test is None else splits.test.take(order(len(splits.test), 0)[:COMPARED].sort().values)
+    shown = shown_of(splits.test)
     return Passes(
         steps=image_batches(
             splits.forget, model.prepared_by(), method.images_a_step(len(splits.forget)), device, ranks
         ),
         steps_per_epoch=-(-len(splits.forget) // method.batch_size),
         forget=looks(splits.forget, model.prepared_by(), device, ranks),
-        held_out=None if splits.test is None else looks(splits.test, model.prepared_by(), device, ranks),
-        compared=None if compared is None else looks(compared, model.prepared_by(), device, ranks),
+        held_out=None if shown is None else looks(shown, model.prepared_by(), device, ranks),
         neutral=passes_over(neutral, ALONE),  # its sum of Gram matrices is not worth dividing
         kept=passes_over(probe_images(splits.retain)),
         forgotten=splits.forgotten_classes(),
         forgets_classes=splits.forgets_classes(),
     )
+
+
+def shown_of(held_out: Images | None) -> Images | None:
+    """Those of the held-out images that a run sees; the same in every run."""
+    return None if held_out is None else held_out.take(order(len(held_out), 0)[:SHOWN].sort().values)
 
 
 def shape_of_one(model: Classifier, passes: Passes) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ from famr.progress import Progress
 from famr.ranks import ALONE, Ranks
 from famr.request import Request
 from famr.resuming import Unfinished
-from famr.setting import behind, edited, front_of, passes_of, shape_of_one, what_is_at_hand
+from famr.setting import behind, edited, front_of, passes_of, shape_of_one, shown_of, what_is_at_hand
 from famr.sketch import Sketch
 from famr.splits import Earlier, Splits
 from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
@@ -149,9 +149,9 @@ def forget(
     and its batches are kept. `style_target`
     are images of a neutral style, `anchor_images` those from which anchors are taken that need some (default for
     both: the retained images). `sketch` gives what anchors and targets need of the training data, taken earlier.
-    `track_retain` measures retained accuracy after each epoch, which costs a pass over the test images and is not
-    counted in `seconds`. `rows`: about so many epochs are looked at, the first and the last among them; with 1 the last
-    alone. With `gates` a run that did nothing or destroyed the model is a GateError; where the strength
+    `track_retain` measures retained accuracy after each epoch, on at most 2,000 held-out images, the same all along;
+    that is not counted in `seconds`. `rows`: about so many epochs are looked at, the first and the last among them;
+    with 1 the last alone. With `gates` a run that did nothing or destroyed the model is a GateError; where the strength
     is left to `forget`, one that stays outside the budget always is. `unfinished` keeps the state of the run, and goes
     on from it where it was begun before. `ranks` are processes that share the work, each calling this alike.
     """
@@ -211,7 +211,7 @@ def forget(
                 if not fronts:
                     source = splits.retain if anchor_images is None else anchor_images
                     fronts.append(front_of(loss, splits.forget, source))
-                watched = splits.test if track_retain else None
+                watched = shown_of(splits.test) if track_retain else None
                 loss, ahead = behind(fronts[0], loss, passes, splits.forget, watched)
             anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
             if not idle:

@@ -194,7 +194,7 @@ def forget(
         Path | None, typer.Option(help="Statistics by `famr sketch`, instead of retained images.")
     ] = None,
     retrained: Annotated[str | None, typer.Option(help="A model trained without the forget set.")] = None,
-    track_retain: Annotated[bool, typer.Option(help="Measure retained accuracy after each epoch.")] = True,
+    track_retain: Annotated[bool, typer.Option(help="Follow retained accuracy, on up to 2,000 images.")] = True,
     processes: opt.Processes = None,
     shard: opt.Shard = False,
     weights: opt.Weights = None,

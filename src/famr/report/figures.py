@@ -17,6 +17,7 @@ MOST_CLASSES = 15
 KINDS = {"original": "original", "unlearned": "unlearned", "retrained": "retrained"}
 
 Row = Mapping[str, Any]
+MODELS = ("original", "unlearned", "retrained")
 
 
 def forgetting(history: Sequence[Row]) -> Drawing:
@@ -58,7 +59,7 @@ def forgetting(history: Sequence[Row]) -> Drawing:
     return Drawing(
         "Forgetting over the epochs",
         "How far the answers on the forget set have moved from the original's, and the accuracy on what is forgotten "
-        "and on what stays. Epoch 0 is before the first step.",
+        "and on some of the held-out images of what stays. Epoch 0 is before the first step.",
         drawing(parts, lower.bottom + 70, "KL divergence and accuracies over the epochs"),
         Table("Forgetting over the epochs", columns, rows, words=0),
     )
@@ -155,13 +156,19 @@ def who_paid(changes: Sequence[ClassChange], labels: Sequence[str]) -> Drawing:
     )
 
 
-def frontier(history: Sequence[Row], retrained: Row | None) -> Drawing | None:
-    """The way from the original to the result between forgetting and keeping, and where a retrained model stands."""
-    points = [(row["forget_accuracy"], row["retain_accuracy"]) for row in history]
+def frontier(history: Sequence[Row], metrics: Mapping[str, Row | None]) -> Drawing | None:
+    """The way from the original to the result between forgetting and keeping, and where a retrained model stands.
+
+    A run is followed on some held-out images; where it began and ended was measured on all.
+    """
+    points = [_standing(row) for row in history]
     if any(None in point for point in points):
         return None
-    aim = None if retrained is None else (retrained["forget_accuracy"], retrained["retain_accuracy"])
-    known = [*points, *([] if aim is None or None in aim else [aim])]
+    measured = {name: _standing(row) for name, row in metrics.items() if name in MODELS and row is not None}
+    measured = {name: point for name, point in measured.items() if None not in point}
+    if len(points) > 1:
+        points = [measured.get("original", points[0]), *points[1:-1], measured.get("unlearned", points[-1])]
+    known = [*points, *([measured["retrained"]] if "retrained" in measured else [])]
     kept = [100 * y for _, y in known]
     margin = max(1.0, 0.15 * (max(kept) - min(kept)))
     panel = Panel(
@@ -181,7 +188,7 @@ def frontier(history: Sequence[Row], retrained: Row | None) -> Drawing | None:
     named = {"original": known[0], "unlearned": points[-1]} | ({"retrained": known[-1]} if len(marks) == 3 else {})
     return Drawing(
         "Between forgetting and keeping",
-        "Each bend of the line is an epoch. Up is kept, left is forgotten"
+        "Each bend of the line is an epoch, measured on some of the held-out images. Up is kept, left is forgotten"
         + ("; the diamond is a model trained without the forget set." if len(marks) == 3 else "."),
         drawing(parts, panel.bottom + 70, "Retained accuracy against forget accuracy from the original to the result"),
         Table(
@@ -190,6 +197,10 @@ def frontier(history: Sequence[Row], retrained: Row | None) -> Drawing | None:
             tuple((name, *(in_percent("accuracy", value) for value in point)) for name, point in named.items()),
         ),
     )
+
+
+def _standing(row: Row) -> tuple[Any, Any]:
+    return row["forget_accuracy"], row["retain_accuracy"]
 
 
 def _legend(marks: Sequence[tuple[str, str, str]], y: float) -> list[str]:

@@ -46,7 +46,7 @@ def reached(facts: Facts, measured: Measured | None, why_not: str | None) -> Sec
             blocks.append(Text(f"Accuracies by class are {NOT_AVAILABLE}: {reason}."))
         else:
             blocks.append(who_paid(measured.changes, measured.labels))
-    place = frontier(facts.history, (facts.metrics or {}).get("retrained"))
+    place = frontier(facts.history, facts.metrics or {})
     if place is None:
         blocks.append(
             Text(
