@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, repeat
+from typing import Literal
 
 import pytest
 import timm
@@ -214,6 +215,30 @@ def test_forgetting_ends_with_the_same_weights_and_walks_the_front_once(
     for ours, theirs in zip(ends[1].module.parameters(), plain.module.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert ends[1].history[0].seconds > 0 == plain.history[0].seconds  # the walk is counted
+
+
+@pytest.mark.parametrize("strength", [1.0, "auto"])
+def test_whatever_a_run_asks_every_image_walks_the_front_once(
+    knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch, strength: float | Literal["auto"]
+) -> None:
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    assert splits.test is not None
+    seen: list[int] = []
+    first = knows_digits.module.get_submodule("blocks.0")
+    own = type(first).forward
+
+    def counted(block: nn.Module, hidden: Tensor, *rest: object) -> Tensor:
+        if torch.equal(next(block.parameters()), next(first.parameters())):  # frozen: a copy has the same weights
+            seen.append(len(hidden))
+        said: Tensor = own(block, hidden, *rest)
+        return said
+
+    monkeypatch.setattr(type(first), "forward", counted)
+    result = famr.forget(knows_digits, splits, famr.FAMR(strength=strength, epochs=3), device="cpu", gates=True)
+    attempts = max(1, len(result.trials))
+    held, watched, tried = 9 * 20, 9 * (500 // 9), 4
+    once = len(splits.forget) + held + watched + len(splits.test)
+    assert sum(seen) == once + 2 * tried + attempts  # and one image an attempt, which tells the order of the layers
 
 
 @pytest.mark.parametrize("room", [True, False])

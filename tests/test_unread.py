@@ -192,7 +192,7 @@ def test_a_run_forgets_as_without_it(
 
 
 def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three: famr.Splits) -> None:
-    from famr.forget_loss import forget_loss
+    from famr.forget_loss import ForgetLoss, forget_loss
     from famr.setting import passes_of
 
     place = torch.device("cpu")
@@ -200,7 +200,7 @@ def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three
         method = famr.FAMR(target="uniform", beta=1.0 if style else 0.0, style_layer="blocks.0" if style else None)
         method = replace(method, precision="fp32")
         passes = passes_of(original, without_three, None, None, method, place)
-        with forget_loss(original, method, passes, place) as loss:
+        with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
             look = looking(original, method, (3, 12, 12), place, lean=style)  # not even where it is done beside
             assert len(look(loss, passes).layers) == layers
 
@@ -216,7 +216,7 @@ def asleep(monkeypatch: pytest.MonkeyPatch) -> set[torch.device]:
 def test_a_copy_that_is_asked_beside_finds_the_same(
     original: famr.Classifier, without_three: famr.Splits, asleep: set[torch.device]
 ) -> None:
-    from famr.forget_loss import forget_loss
+    from famr.forget_loss import ForgetLoss, forget_loss
     from famr.setting import passes_of
 
     place = torch.device("cpu")
@@ -227,7 +227,7 @@ def test_a_copy_that_is_asked_beside_finds_the_same(
     passes = passes_of(original, without_three, None, None, method, place)
     shape = shape_of_one(original, passes)
     assert shape == (3, 12, 12)
-    with forget_loss(original, method, passes, place) as loss:
+    with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
         here, beside = (looking(original, method, shape, place, lean=lean)(loss, passes) for lean in (False, True))
         assert len(here.layers) == 3
         assert beside.layers == here.layers
@@ -255,7 +255,7 @@ def test_a_device_without_such_kernels_is_no_error() -> None:
 def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
     original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from famr.forget_loss import forget_loss
+    from famr.forget_loss import ForgetLoss, forget_loss
     from famr.setting import passes_of
 
     method, place = replace(famr.FAMR(), target="uniform", precision="fp32"), torch.device("cpu")
@@ -263,7 +263,7 @@ def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
     own = famr.Classifier.copy
     monkeypatch.setattr(famr.Classifier, "copy", lambda model: copies.append(model) or own(model))
     passes = passes_of(original, without_three, None, None, method, place)
-    with forget_loss(original, method, passes, place) as loss:
+    with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
         found = [looking(original, method, (3, 12, 12), place, lean=True)(loss, passes) for _ in range(3)]
     assert len(copies) == 1
     assert len(found[0].layers) == 3

@@ -218,7 +218,11 @@ def collect(
                 said = in_halves(lambda some: at_least_float32(model.logits(some)), images)
             logits.append(ranks.gather(said, len(labels)))
             targets.append(labels)
-    found = Answers(torch.cat(logits).cpu(), torch.cat(targets).cpu())
+    return known_to(model, Answers(torch.cat(logits).cpu(), torch.cat(targets).cpu()))
+
+
+def known_to(model: Classifier, found: Answers) -> Answers:
+    """Answers to images of classes that the model has; an error where it has not."""
     if int(found.targets.max()) >= found.logits.shape[-1]:
         raise DataError(
             f"The data has class index {int(found.targets.max())}, the head only {found.logits.shape[-1]} outputs.",

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from famr.batches import Batch, Batches
+from famr.batches import Batch, Batches, look_size, looks
+from famr.data import Images
 from famr.errors import RequestError, is_out_of_memory
-from famr.evaluation import Answers, collect
-from famr.front import Front
+from famr.evaluation import Answers, collect, known_to
+from famr.front import Front, fits
 from famr.lean import one_pass
 from famr.method import FAMR
 from famr.metrics.forgetting import correct, entropy
@@ -52,6 +53,13 @@ class ForgetLoss:
     """Whether it takes the leaner ways of `lean` and `half`; there are no second derivatives then."""
     front: Front | None = None
     """Where given, batches hold what this frozen front made of their images, and the network begins behind it."""
+
+    @classmethod
+    def without_target(
+        cls, model: Classifier, method: FAMR, device: torch.device, ranks: Ranks = ALONE, *, lean: bool = False
+    ) -> ForgetLoss:
+        """One that can be asked for answers, from which a target is made."""
+        return cls(model, method, torch.zeros(0, device=device), device, ranks=ranks, lean=lean)
 
     def __call__(self, batch: Batch) -> Tensor:
         """L_forget of a batch, with a graph."""
@@ -106,16 +114,33 @@ class ForgetLoss:
                 raise
         return [each for half, _ in cut(batch, 2) for each in self._measured(half)]
 
-    @torch.no_grad()
+    def answers_to(self, images: Images) -> Answers:
+        """What it answers to images; from behind its front, where there is one and room for what that makes of them."""
+        prepared = self.model.prepared_by()
+        if self.front is None or not fits(self.front, len(images)):
+            return self._collected(looks(images, prepared, self.device, self.ranks))
+        size = look_size(self.device)
+        return self._beyond(self.front.passes(images, prepared, size, self.device, for_steps=False))
+
     def held_out(self, passes: Passes) -> Answers | None:
         """What it answers to held-out images; None where there are none."""
-        if passes.held_out is None:
-            return None
-        if passes.held_out_beyond is None:
-            return collect(self.model, passes.held_out(None), self.device, self.method.settled_precision, self.ranks)
-        found = [(in_halves(self.logits, batch.images), batch.labels) for batch in passes.held_out_beyond(None)]
+        if passes.held_out_beyond is not None:
+            return self._beyond(passes.held_out_beyond)
+        return None if passes.held_out is None else self._collected(passes.held_out)
+
+    def forgotten_answers(self, passes: Passes) -> Answers:
+        """What it answers to the forget images."""
+        return self._collected(passes.forget) if self.front is None else self._beyond(passes.forget)
+
+    def _collected(self, batches: Batches) -> Answers:
+        return collect(self.model, batches(None), self.device, self.method.settled_precision, self.ranks)
+
+    @torch.no_grad()
+    def _beyond(self, batches: Batches) -> Answers:
+        """From what its front made of images."""
+        found = [(in_halves(self.logits, batch.images), batch.labels) for batch in batches(None)]
         said, labels = zip(*found, strict=True)
-        return Answers(torch.cat(said).cpu(), torch.cat(labels).cpu())
+        return known_to(self.model, Answers(torch.cat(said).cpu(), torch.cat(labels).cpu()))
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> tuple[Answers, Tensor, Tensor | None]:
@@ -175,25 +200,20 @@ class Passes:
 
 
 @contextmanager
-def forget_loss(
-    model: Classifier,
-    method: FAMR,
-    passes: Passes,
-    device: torch.device,
-    ranks: Ranks = ALONE,
-    known: ForgetLoss | None = None,
-) -> Iterator[ForgetLoss]:
+def forget_loss(asking: ForgetLoss, passes: Passes, known: ForgetLoss | None = None) -> Iterator[ForgetLoss]:
     """L_forget for a run: its target, G_target from neutral images; τ and β settled where they were left open.
 
-    `known` is that of an earlier attempt, held by other strengths: its target is this one's too.
+    `asking` is without a target: what the network answers, one is made of. `known` is that of an earlier attempt, held
+    by other strengths: its target is this one's too.
     """
+    model, method, device = asking.model, asking.method, asking.device
     if not method.forgets_style:
         if known is None:
-            method, target = _target(model, method, passes, device, ranks)
+            method, target = _target(asking, passes)
         else:
             method, target = replace(method, temperature=known.method.temperature), known.target
         left_out = torch.tensor(passes.forgotten, device=device) if method.target == "masked" else None
-        yield ForgetLoss(model, method, target.to(device), device, ranks=ranks, forgotten=left_out)
+        yield replace(asking, method=method, target=target.to(device), forgotten=left_out)
         return
     assert method.style_layer is not None
     if passes.neutral is None:
@@ -204,25 +224,25 @@ def forget_loss(
         )
     with listen(model.module, method.style_layer, method.style_channels_last) as tap:
         if method.target == "probe":
-            target = _probed(model.module, tap, passes, ranks)
+            target = _probed(model.module, tap, passes, asking.ranks)
         else:
-            method, target = _target(model, method, passes, device, ranks)
+            method, target = _target(asking, passes)
         gram_target = mean_gram(model.module, tap, passes.neutral(None))
-        loss = ForgetLoss(model, method, target.to(device), device, tap, gram_target, ranks)
+        loss = replace(asking, method=method, target=target.to(device), tap=tap, gram_target=gram_target)
         yield loss if method.beta is not None else _balanced(loss, passes.forget)
 
 
-def _target(model: Classifier, method: FAMR, passes: Passes, device: torch.device, ranks: Ranks) -> tuple[FAMR, Tensor]:
+def _target(asking: ForgetLoss, passes: Passes) -> tuple[FAMR, Tensor]:
     """q of each forget image, from the original's answers; and the method with its temperature filled in."""
+    method = asking.method
     if method.target == "probe":
         raise RequestError("The probe target is for styles.", where="target", fix="Use masked, reference or uniform.")
-    original = collect(model, passes.forget(None), device, method.settled_precision, ranks)
+    original = asking.forgotten_answers(passes)
     classes = original.logits.shape[-1]
     if method.target == "uniform":
         return method, uniform_target(classes)
-    held_out = passes.remembered
-    if passes.held_out is not None:
-        held_out = HeldOut.of(collect(model, passes.held_out(None), device, method.settled_precision, ranks))
+    said = asking.held_out(passes)
+    held_out = passes.remembered if said is None else HeldOut.of(said)
     if method.target in ("reference", "tempered") and passes.forgets_classes:
         raise RequestError(
             f"The {method.target} target is for samples: with it the model would still know the forgotten classes.",

@@ -101,17 +101,21 @@ class Front:
         def one_pass(seed: int | None) -> Iterator[Batch]:
             if source not in self._kept:
                 resident(images, preprocessing, device)  # reading them is not what this saves
-                begun = time.perf_counter()
                 every = looks(images, preprocessing, device)(None)
-                self._kept[source] = torch.cat([in_halves(self.walked, batch.images) for batch in every])
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                self.seconds += for_steps * (time.perf_counter() - begun)
+                self._kept[source] = torch.cat([self._timed(batch.images, for_steps) for batch in every])
             targets, places = images.targets.to(device), order(len(images), seed).to(device)
             for positions in torch.split(places, batch_size):
                 yield Batch(self._kept[source][positions], targets[positions], positions)
 
         return one_pass
+
+    def _timed(self, images: Tensor, for_steps: bool) -> Tensor:
+        begun = time.perf_counter()
+        kept = in_halves(self.walked, images)
+        if images.is_cuda:
+            torch.cuda.synchronize(images.device)
+        self.seconds += for_steps * (time.perf_counter() - begun)
+        return kept
 
 
 def frozen_front(module: nn.Module, logits: Logits, beyond: Callable[[Front], Logits], some: Tensor) -> Front | None:

@@ -161,7 +161,7 @@ def front_of(loss: ForgetLoss, forget: Images, anchors: object) -> Front | None:
     if method.function_strength:
         if not isinstance(anchors, Images):
             return None
-        held = min(len(anchors), (method.function_images or 0) * loss.target.shape[-1])
+        held = min(len(anchors), (method.function_images or 0) * len(anchors.class_counts()))
     some = next(iter(image_batches(forget, loss.model.prepared_by(), TRIED, loss.device)(None))).images
     front = frozen_front(loss.model.module, loss.logits, lambda front: replace(loss, front=front).logits, some)
     return front if front is not None and fits(front, images + held) else None

@@ -20,7 +20,7 @@ from famr.devices import repeatable
 from famr.errors import RequestError
 from famr.evaluation import Scores
 from famr.finite import naming
-from famr.forget_loss import ForgetLoss, forget_loss
+from famr.forget_loss import ForgetLoss, Passes, forget_loss
 from famr.front import Front
 from famr.history import Event, HistoryRow, followed
 from famr.kernels import get_ready, waited
@@ -40,7 +40,7 @@ from famr.splits import Earlier, Splits
 from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
 from famr.unread import Unread
 from famr.waking import looking
-from famr.watch import watch_over
+from famr.watch import accuracy_now, watched_images
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +191,9 @@ def forget(
     if lean and method.settled_precision == "bf16":
         get_ready(unlearned.module)
     look = looking(unlearned, method, shape_of_one(unlearned, passes), place, lean)
-    watch = watch_over(splits, unlearned, place, method, seed, ranks) if gates or method.strength == "auto" else None
+    watched = watched_images(splits, method, seed) if gates or method.strength == "auto" else None
 
+    before: list[float] = []  # the original's accuracy on these
     fronts: list[Front | None] = []  # found by the first attempt: what is frozen is so in all of them
     idle: list[Unread] = []
     asked: list[ForgetLoss] = []  # of the first attempt: all begin with the original, and aim where it said
@@ -202,40 +203,45 @@ def forget(
         begin_anew(unlearned.module, original.module, ranks)
         since = waited()
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
-        asking = forget_loss(unlearned, firm, passes, place, ranks, asked[0] if asked else None)
-        with aside(place), repeatable(seed), editing, named, asking as plain:
-            asked.append(plain)
-            loss = replace(plain, lean=lean)
-            ahead = passes
+        asking, ahead = ForgetLoss.without_target(unlearned, firm, place, ranks, lean=lean), passes
+        with aside(place), repeatable(seed), editing, named:
             if splits is not None:
                 if not fronts:
                     source = splits.retain if anchor_images is None else anchor_images
-                    fronts.append(front_of(loss, splits.forget, source))
-                watched = shown_of(splits.test) if track_retain else None
-                loss, ahead = behind(fronts[0], loss, passes, splits.forget, watched)
-            anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
-            if not idle:
-                idle.append(look(loss, ahead))
+                    fronts.append(front_of(asking, splits.forget, source))
+                shown = shown_of(splits.test) if track_retain else None
+                asking, ahead = behind(fronts[0], asking, passes, splits.forget, shown)
+            with forget_loss(asking, ahead, asked[0] if asked else None) as loss:
+                asked.append(loss)
+                return run(loss, ahead, firm, since)
 
-            def spent() -> float:
-                """Seconds that went into what makes the steps fast."""
-                return waited() - since + idle[0].seconds + (0.0 if loss.front is None else loss.front.seconds)
+    def run(loss: ForgetLoss, ahead: Passes, firm: FAMR, since: float) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
+        """The same, once it is known what the network is to answer."""
+        if watched is not None and not before:
+            before.append(accuracy_now(loss, watched))
+        anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
+        if not idle:
+            idle.append(look(loss, ahead))
 
-            with idle[0].spared(unlearned.module):
-                run = followed(loss, ahead, anchors, seed, track_retain, rows, on_event, progress, spent, measuring)
-                history = tuple(run)
-            first, last = history[0], history[-1]
-            outcome = Outcome(
-                strength=firm.settled_strength,
-                function_strength=firm.function_strength or 0.0,
-                loss_before=first.loss_forget,
-                loss_after=last.loss_forget,
-                forget_accuracy=last.forget_accuracy if passes.forgets_classes else None,
-                chance=1 / loss.target.shape[-1] if firm.target == "uniform" else 0.0,
-                retained_before=None if watch is None else watch.before,
-                retained_after=None if watch is None else watch.accuracy(),
-                predicted_drift=predicted_drift(anchors[0].anchor, trainable(unlearned.module)),
-            )
+        def spent() -> float:
+            """Seconds that went into what makes the steps fast."""
+            return waited() - since + idle[0].seconds + (0.0 if loss.front is None else loss.front.seconds)
+
+        with idle[0].spared(unlearned.module):
+            rows_of = followed(loss, ahead, anchors, seed, track_retain, rows, on_event, progress, spent, measuring)
+            history = tuple(rows_of)
+        first, last = history[0], history[-1]
+        outcome = Outcome(
+            strength=firm.settled_strength,
+            function_strength=firm.function_strength or 0.0,
+            loss_before=first.loss_forget,
+            loss_after=last.loss_forget,
+            forget_accuracy=last.forget_accuracy if passes.forgets_classes else None,
+            chance=1 / loss.target.shape[-1] if firm.target == "uniform" else 0.0,
+            retained_before=before[0] if before else None,
+            retained_after=None if watched is None else accuracy_now(loss, watched),
+            predicted_drift=predicted_drift(anchors[0].anchor, trainable(unlearned.module)),
+        )
         return outcome, history, loss.method
 
     if method.strength == "auto":

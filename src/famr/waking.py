@@ -77,7 +77,7 @@ def _woken(tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch
             for weight in tried.module.parameters():
                 weight.requires_grad_(weight.is_floating_point())
             noise = torch.randn(SOME, *shape, generator=torch.Generator().manual_seed(0)).to(place)
-            asking = ForgetLoss(tried, method, torch.zeros(0, device=place), place, lean=True)
+            asking = ForgetLoss.without_target(tried, method, place, lean=True)
             with unplanned_attention(), _Attention() as attention:
                 found = unread(tried.module, asking.logits, noise, method.settled_precision)
             if attention.asked:

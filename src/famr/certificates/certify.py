@@ -114,7 +114,8 @@ def _claims(
         at_hand = what_is_at_hand(splits, False, sketch, passes.steps_per_epoch)
         passes = replace(passes, remembered=sketch.held_out, forgets_classes=at_hand.kind in ("class", "concept"))
     weights = {name: tensor.to(place) for name, tensor in result.model.module.state_dict().items()}
-    with edited(model, passes, method), forget_loss(model, method, passes, place) as loss:
+    asking = ForgetLoss.without_target(model, method, place)
+    with edited(model, passes, method), forget_loss(asking, passes) as loss:
         names = [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
         require_edited_alone(result, names)
         plain = replace(loss.method, anchor="l2") if method.optimiser == "natural" else loss.method  # no part of J
