@@ -34,7 +34,7 @@ PARTS = {
     "what nobody reads": ["famr.waking._asked", "famr.waking._awaited"],
     "steps": ["famr.optimise.minimise"],
     "looking at the forget set": ["famr.unlearning.followed"],
-    "watching retained images": ["famr.watch.watch_over", "famr.watch.Watch.accuracy"],
+    "watching retained images": ["famr.watch.watched_images", "famr.watch.accuracy_now"],
     "scores": ["famr.evaluation.compare"],
     "writing": ["famr.runs.save_unlearned"],
 }

@@ -20,6 +20,7 @@ from famr import front, setting, unlearning
 from famr.anchors import FunctionAnchor
 from famr.data import Data
 from famr.edited import edited_names, only
+from famr.errors import DataError
 from famr.evaluation import answers
 from famr.forget_loss import ForgetLoss, HeldOut
 from famr.front import Front, fits, frozen_front
@@ -239,6 +240,30 @@ def test_whatever_a_run_asks_every_image_walks_the_front_once(
     held, watched, tried = 9 * 20, 9 * (500 // 9), 4
     once = len(splits.forget) + held + watched + len(splits.test)
     assert sum(seen) == once + 2 * tried + attempts  # and one image an attempt, which tells the order of the layers
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_answers_from_behind_the_front_are_those_of_the_whole_network(
+    knows_digits: famr.Classifier, digits: Data, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not room:
+        monkeypatch.setattr(front, "ROOM", 0)
+    method = famr.FAMR(target="uniform", precision="fp32", edited_share=0.3, function_strength=0.0)
+    images = digits.train.take(torch.arange(300))
+    loss = ForgetLoss.without_target(knows_digits, method, HERE)
+    with only(knows_digits.module, ["blocks.3.mlp.fc2.weight"]):
+        monkeypatch.setattr(setting, "fits", lambda *_: True)
+        found = setting.front_of(loss, images, None)
+        assert found is not None
+        said = replace(loss, front=found).answers_to(images)
+        assert len(found._kept) == room  # without room the whole network is asked, and nothing kept
+        torch.testing.assert_close(said.logits, answers(knows_digits, images, HERE).logits)
+        assert torch.equal(said.targets, images.targets)
+        assert found.seconds == 0  # it is not for the sake of the steps
+        if room:
+            beyond = replace(images, all_targets=images.all_targets + 5)
+            with pytest.raises(DataError, match="class index 14, the head only 10 outputs"):
+                replace(loss, front=found).answers_to(beyond)
 
 
 @pytest.mark.parametrize("room", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -89,6 +90,12 @@ def test_the_parts_of_a_command_add_up_to_it(tmp_path: Path) -> None:
     assert 0.5 * whole < sum(parts.values()) <= whole
     told = json.loads((tmp_path / "run/unlearning/run.json").read_text(encoding="utf-8"))
     assert parts["steps"] + parts["what nobody reads"] >= told["seconds"] * 0.5
+
+
+@pytest.mark.parametrize("name", [name for names in taken_apart.PARTS.values() for name in names])
+def test_a_part_is_a_function_that_there_is(name: str) -> None:
+    module, _, function = name.rpartition(".")
+    assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_what_another_thread_does_takes_none_of_the_time(at: list[float]) -> None:

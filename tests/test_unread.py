@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -262,10 +263,13 @@ def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
     copies: list[famr.Classifier] = []
     own = famr.Classifier.copy
     monkeypatch.setattr(famr.Classifier, "copy", lambda model: copies.append(model) or own(model))
+    unplanned: list[int] = []
+    monkeypatch.setattr(waking, "unplanned_attention", lambda: unplanned.append(1) or nullcontext())
     passes = passes_of(original, without_three, None, None, method, place)
     with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
         found = [looking(original, method, (3, 12, 12), place, lean=True)(loss, passes) for _ in range(3)]
     assert len(copies) == 1
+    assert len(unplanned) == 3  # a plan of attention for two images would serve nobody
     assert len(found[0].layers) == 3
     assert [each.layers for each in found] == 3 * [found[0].layers]
 

@@ -42,11 +42,8 @@ def tuning_table(trials: Sequence[Cell]) -> Table:
         numbers = [_flat(run["numbers"]) for run in runs]
         varied = [name for name in numbers[0] if len({str(each.get(name)) for each in numbers}) > 1]
         for place, (run, told) in enumerate(zip(runs, numbers, strict=True)):
-            gap = (
-                f"failed: {run['error']['what']}" if "error" in run else f"{100 * run['unlearned']['average_gap']:.2f}"
-            )
             tried = ", ".join(f"{name.replace('_', ' ')} {told.get(name)}" for name in varied)
-            rows.append((method, task, tried, "taken" if place == taken else "", gap))
+            rows.append((method, task, tried, "taken" if place == taken else "", _gap(run)))
     columns = ("method", "request", "numbers that were varied", "", "Avg. Gap %")
     return Table("Runs on requests that are not scored; the smallest Avg. Gap is taken", columns, tuple(rows), 4)
 

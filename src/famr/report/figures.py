@@ -17,7 +17,6 @@ MOST_CLASSES = 15
 KINDS = {"original": "original", "unlearned": "unlearned", "retrained": "retrained"}
 
 Row = Mapping[str, Any]
-MODELS = ("original", "unlearned", "retrained")
 
 
 def forgetting(history: Sequence[Row]) -> Drawing:
@@ -164,7 +163,7 @@ def frontier(history: Sequence[Row], metrics: Mapping[str, Row | None]) -> Drawi
     points = [_standing(row) for row in history]
     if any(None in point for point in points):
         return None
-    measured = {name: _standing(row) for name, row in metrics.items() if name in MODELS and row is not None}
+    measured = {name: _standing(row) for name, row in metrics.items() if name in KINDS and row is not None}
     measured = {name: point for name, point in measured.items() if None not in point}
     if len(points) > 1:
         points = [measured.get("original", points[0]), *points[1:-1], measured.get("unlearned", points[-1])]
