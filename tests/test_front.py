@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import famr
-from famr import front, setting, unlearning
+from famr import front, setting, unlearning, watch
 from famr.anchors import FunctionAnchor
 from famr.data import Data
 from famr.edited import edited_names, only
@@ -26,6 +26,7 @@ from famr.forget_loss import ForgetLoss, HeldOut
 from famr.front import Front, fits, frozen_front
 from famr.metrics.forgetting import correct
 from famr.models.classifier import logits_of
+from famr.splits import some_of_each_class
 from famr.targets import matching_temperature, without
 from famr.unread import Unread
 
@@ -369,6 +370,24 @@ def test_a_run_is_followed_on_some_held_out_images_and_measured_on_all(
         assert row.retain_accuracy == pytest.approx(float(correct(said.logits, said.targets).mean()))
     scores = famr.evaluate(result, splits, device="cpu")
     assert scores.unlearned.counts["retain"] == len(splits.test)
+
+
+@pytest.mark.parametrize(("most", "found"), [(500, 495), (50, 45), (4, 4)])
+def test_a_run_is_watched_on_retained_images_that_do_not_hold_it(
+    digits: Data, monkeypatch: pytest.MonkeyPatch, most: int, found: int
+) -> None:
+    monkeypatch.setattr(watch, "IMAGES", most)
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    assert splits.retain is not None
+    watched = watch.watched_images(splits, famr.FAMR(function_images=20), seed=1)
+    assert watched is not None
+    assert len(watched) == len(set(watched.ids)) == found
+    assert set(watched.ids) <= set(splits.retain.ids)
+    assert not set(watched.ids) & set(some_of_each_class(splits.retain, 20, seed=1).ids)
+    every = watch.watched_images(splits, famr.FAMR(function_images=1000), seed=1)
+    assert every is not None
+    assert len(every) == found  # where all of them hold it, there are no others
+    assert watch.watched_images(famr.forget_only(splits.forget), famr.FAMR(), seed=1) is None
 
 
 @pytest.mark.parametrize("share", [None, 1.0])

@@ -292,6 +292,13 @@ def test_labels_are_gone_over_as_often_with_many_classes_as_with_few(monkeypatch
     assert found[0] == found[1]
 
 
+def test_a_class_of_which_images_stay_is_not_forgotten():
+    images = Images.from_source(None, list("abcdef"), torch.tensor([0, 0, 1, 1, 2, 2]))
+    data = Data("here", ("x", "y", "z"), images, None)
+    assert split(data, Request(samples=["a", "c", "d"])).forgotten_classes() == (1,)
+    assert split(data, Request(samples=["a"])).forgotten_classes() == ()
+
+
 def test_classes_are_counted_without_images_that_have_none():
     images = Images.from_source(None, list("abcdef"), torch.tensor([4, UNKNOWN, 1, 4, UNKNOWN, 4]))
     assert images.class_counts() == {1: 1, 4: 3}
