@@ -116,6 +116,18 @@ def test_saved_columns_are_text_and_class_columns_show_their_names(tmp_path):
     assert train.column("year") == ["1901", "1902", "", "1904"]
 
 
+def test_a_saved_column_of_text_names_the_classes_where_it_is_asked_for(tmp_path):
+    parts = {
+        "train": table([0, 1, 0], artist=(Value("string"), ["Grace", "Ada", None])),
+        "test": table([1], artist=(Value("string"), ["Grace"])),
+    }
+    DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    data = open_data(f"hf:{tmp_path / 'saved'}", label_column="artist", whole=True)
+    assert data.labels == ("Ada", "Grace")
+    assert data.train.targets.tolist() == [1, 0, UNKNOWN]
+    assert data.test.targets.tolist() == [1]
+
+
 def test_nested_columns_of_a_saved_table_do_no_harm(tmp_path):
     table([0, 1], place=({"x": Value("int64")}, [{"x": 1}, {"x": 2}])).save_to_disk(str(tmp_path / "saved"))
     assert open_data(f"hf:{tmp_path / 'saved'}", whole=True).train.targets.tolist() == [0, 1]

@@ -233,6 +233,34 @@ def test_a_column_without_class_names_is_no_class_column(tmp_path):
     assert "'year'" in refused(tmp_path, "year").what
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_a_column_of_text_names_the_classes_where_it_is_asked_for(tmp_path, kind):
+    train, test = ["owl", "cat", None, "dog", "", "owl"], ["dog", "owl"]  # the test part need not have all of them
+    write_with_pyarrow(tmp_path / "train.parquet", {"animal": pa.array(train, kind)}, None)
+    write_with_pyarrow(tmp_path / "test.parquet", {"animal": pa.array(test, kind)}, None)
+    data = open_parquet(tmp_path, "animal")
+    assert data.labels == ("cat", "dog", "owl")
+    assert data.train.targets.tolist() == [2, 0, UNKNOWN, 1, UNKNOWN, 2]
+    assert data.test.targets.tolist() == [1, 2]
+    assert data.train.column("animal") == ["owl", "cat", "", "dog", "", "owl"]
+    error = refused(tmp_path)  # a guess might take a name or a place for a class
+    assert error.where == "train.parquet: class columns are none; columns of text are animal"
+    assert "or a column of text" in str(error.fix)
+
+
+def test_a_class_that_only_the_test_part_has_is_refused(tmp_path):
+    write_with_pyarrow(tmp_path / "train.parquet", {"animal": ["owl", "cat"]}, None)
+    write_with_pyarrow(tmp_path / "test.parquet", {"animal": ["owl", "yak", "emu"]}, None)
+    error = refused(tmp_path, "animal")
+    assert "2 classes that the training part has not" in error.what
+    assert error.where == "test.parquet: animal: emu, yak"
+
+
+def test_a_class_label_without_names_is_no_column_of_text(tmp_path):
+    write_with_pyarrow(tmp_path / "train.parquet", {"label": [0, 1]}, {"label": class_label()})
+    assert "no name" in refused(tmp_path, "label").what
+
+
 def test_missing_labels_are_unknown_classes(tmp_path):
     columns = {"label": pa.array([0, None, -1, -7, 2], pa.int64())}
     write_with_pyarrow(tmp_path / "train.parquet", columns, {"label": class_label(*CLASSES)})

@@ -24,7 +24,7 @@ DataSpec = Annotated[
     typer.Option("--data", help="digits, folder:PATH, parquet:PATH, hf:ID-or-folder or torchvision:NAME."),
 ]
 DataRoot = Annotated[str | None, typer.Option("--data-root", help="Where torchvision keeps its files.")]
-LabelColumn = Annotated[str | None, typer.Option("--label-column", help="The class column, if there are several.")]
+LabelColumn = Annotated[str | None, typer.Option("--label-column", help="The class column; may be text.")]
 SplitSeed = Annotated[int, typer.Option(help="Seed of the test split, for data that has none.")]
 OutputDir = Annotated[Path, typer.Option("--output-dir", "-o", help="The run folder to write; it must not exist.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a folder that famr wrote.")]

@@ -7,7 +7,7 @@ from typing import Any
 
 from famr.data.dataset import Data
 from famr.data.images import Images
-from famr.data.parquet import TEST_PARTS, Part, as_targets, as_text, first_labelled, of_two_parts, pick_label
+from famr.data.parquet import TEST_PARTS, Part, as_targets, as_text, first_labelled, from_text, of_two_parts, pick_label
 from famr.errors import DataError
 
 
@@ -37,11 +37,9 @@ def open_hub(place: str, label_column: str | None) -> Data:
             where=f"hf:{place}",
             fix="Use a data set with a training part.",
         )
-    return of_two_parts(
-        place,
-        _read_part(train, "train", label_column),
-        first_labelled(_read_part(parts[name], "test", label_column) for name in TEST_PARTS if name in parts),
-    )
+    seen = _read_part(train, "train", label_column)
+    others = (_read_part(parts[name], "test", label_column, seen[0]) for name in TEST_PARTS if name in parts)
+    return of_two_parts(place, seen, first_labelled(others))
 
 
 def _hub_state() -> str:
@@ -57,7 +55,7 @@ def _hub_state() -> str:
     return f"{offline} {token}"
 
 
-def _read_part(part: Any, name: str, label_column: str | None) -> Part:
+def _read_part(part: Any, name: str, label_column: str | None, known: tuple[str, ...] | None = None) -> Part:
     import datasets
 
     features = {
@@ -66,11 +64,14 @@ def _read_part(part: Any, name: str, label_column: str | None) -> Part:
     images = [key for key, value in part.features.items() if isinstance(value, datasets.Image)]
     if not images:
         raise DataError("The data set has no image column.", where=name, fix="Use a data set of images.")
-    label, names = pick_label(features, list(features), label_column, name)
+    texts = [key for key, value in features.items() if value.get("dtype") in ("string", "large_string")]
+    label, names = pick_label(features, list(features), texts, label_column, name)
     plain = part.remove_columns(images)
+    values, where = plain[label][:], f"{name}: {label}"
+    names, targets = from_text(values, known, where) if names is None else (names, as_targets(values, names, where))
     return names, Images.from_source(
         decode=lambda row: part[row][images[0]],
         ids=[f"{name}/{row}" for row in range(len(part))],
-        targets=as_targets(plain[label][:], names, f"{name}: {label}"),
+        targets=targets,
         columns={key: as_text(plain[key][:], features[key]) for key in plain.features},
     )

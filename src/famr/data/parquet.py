@@ -1,4 +1,4 @@
-"""Parquet files in Hugging Face's layout: an `image` column of {bytes, path}, class names in the schema.
+"""Parquet files in Hugging Face's layout: an `image` column of {bytes, path}, class names in the schema or as text.
 
 Only pyarrow is needed. Labels and columns are read at once, image bytes one row group at a time.
 """
@@ -35,11 +35,9 @@ def open_parquet(place: str, label_column: str | None) -> Data:
     train = [file for file in files if _is_of(file, path, "train")] or files
     rest = [file for file in files if file not in train]
     candidates = [found for part in TEST_PARTS if (found := [f for f in rest if _is_of(f, path, part)])]
-    return of_two_parts(
-        place,
-        _read_part(train, "train", label_column),
-        first_labelled(_read_part(test, "test", label_column) for test in candidates),
-    )
+    seen = _read_part(train, "train", label_column)
+    others = (_read_part(test, "test", label_column, seen[0]) for test in candidates)
+    return of_two_parts(place, seen, first_labelled(others))
 
 
 Part = tuple[tuple[str, ...], Images]
@@ -75,7 +73,8 @@ def _is_of(file: Path, root: Path, part: str) -> bool:
     return file.name.startswith(part) or part in file.relative_to(root).parts[:-1]
 
 
-def _read_part(files: list[Path], part: str, label_column: str | None) -> Part:
+def _read_part(files: list[Path], part: str, label_column: str | None, known: tuple[str, ...] | None = None) -> Part:
+    """`known` are the classes of the training part, where a column of text does not name its own."""
     import pyarrow
     import pyarrow.parquet
 
@@ -87,11 +86,13 @@ def _read_part(files: list[Path], part: str, label_column: str | None) -> Part:
     schema = parquets[0].schema_arrow
     features = _features(schema)
     image = _image_column(schema, files[0])
-    label, names = pick_label(features, schema.names, label_column, files[0].name)
+    texts = [name for name in schema.names if _is_text(schema, name)]
+    label, names = pick_label(features, schema.names, texts, label_column, files[0].name)
     others = [name for name in schema.names if name != image and not _is_nested(schema, name)]
     table = pyarrow.concat_tables([parquet.read(columns=others) for parquet in parquets])
     columns = {name: as_text(table[name].to_pylist(), features.get(name)) for name in others}
-    targets = as_targets(table[label].to_pylist(), names, f"{files[0].name}: {label}")
+    values, where = table[label].to_pylist(), f"{files[0].name}: {label}"
+    names, targets = from_text(values, known, where) if names is None else (names, as_targets(values, names, where))
     images = Images.from_source(
         decode=_row_reader(parquets, image),
         ids=[f"{part}/{row}" for row in range(table.num_rows)],
@@ -102,17 +103,23 @@ def _read_part(files: list[Path], part: str, label_column: str | None) -> Part:
 
 
 def pick_label(
-    features: dict[str, Any], columns: list[str], label_column: str | None, where: str
-) -> tuple[str, tuple[str, ...]]:
-    """The class column and its names: the one asked for, a usual one, or the only one."""
+    features: dict[str, Any], columns: list[str], texts: list[str], label_column: str | None, where: str
+) -> tuple[str, tuple[str, ...] | None]:
+    """The class column and its names: the one asked for, a usual one, or the only one.
+
+    A column of text can be asked for, too; its names are None, as there are no others than those that occur in it.
+    """
     classes = [name for name in columns if features.get(name, {}).get("_type") == "ClassLabel"]
+    if label_column in texts:
+        return str(label_column), None
     usual = [name for name in LABEL_COLUMNS if name in classes]
     chosen = label_column or (usual[0] if usual else classes[0] if len(classes) == 1 else None)
     if chosen is None or chosen not in classes:
+        also = f"; columns of text are {', '.join(texts)}" if texts else ""
         raise DataError(
             f"No class column {label_column!r}." if label_column else "It is not clear which column is the class.",
-            where=f"{where}: class columns are {', '.join(classes) or 'none'}",
-            fix="Name one with --label-column; it must be a ClassLabel, with its names in the schema.",
+            where=f"{where}: class columns are {', '.join(classes) or 'none'}{also}",
+            fix="Name one with --label-column: a ClassLabel, with its names in the schema, or a column of text.",
         )
     return chosen, tuple(features[chosen]["names"])
 
@@ -145,6 +152,14 @@ def _is_nested(schema: Any, name: str) -> bool:
     return bool(pyarrow.types.is_struct(schema.field(name).type))
 
 
+def _is_text(schema: Any, name: str) -> bool:
+    import pyarrow.types as kinds
+
+    kind = schema.field(name).type
+    kind = kind.value_type if kinds.is_dictionary(kind) else kind
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
+
+
 def as_targets(values: list[int | None], names: tuple[str, ...], where: str) -> torch.Tensor:
     """Class indices; a missing or negative one is `UNKNOWN`, one without a name is refused."""
     targets = torch.tensor([UNKNOWN if value is None or value < 0 else value for value in values], dtype=torch.long)
@@ -155,6 +170,27 @@ def as_targets(values: list[int | None], names: tuple[str, ...], where: str) -> 
             fix="Write the table anew with every class in its ClassLabel feature.",
         )
     return targets
+
+
+def from_text(
+    values: list[str | None], known: tuple[str, ...] | None, where: str
+) -> tuple[tuple[str, ...], torch.Tensor]:
+    """Classes by name, in the order of the alphabet, and the index of each value; one that is missing is `UNKNOWN`.
+
+    `known`: those of the training part, beside which there may be no others.
+
+    >>> from_text(["owl", "cat", None, "owl"], None, "here")
+    (('cat', 'owl'), tensor([ 1,  0, -1,  1]))
+    """
+    names = tuple(sorted({value for value in values if value})) if known is None else known
+    index = {name: place for place, name in enumerate(names)}
+    if strange := sorted({value for value in values if value} - index.keys()):
+        raise DataError(
+            f"The test part has {len(strange)} classes that the training part has not.",
+            where=f"{where}: {', '.join(strange[:5])}",
+            fix="Leave these rows out, or name another column.",
+        )
+    return names, torch.tensor([index[value] if value else UNKNOWN for value in values], dtype=torch.long)
 
 
 def as_text(values: list[Any], feature: dict[str, Any] | None) -> list[str]:
