@@ -170,8 +170,8 @@ def test_ties_are_left_aside_and_nothing_else(clear: tuple[float, float | None],
     assert f"{100 * clear[0]:.0f} % of the forgotten are no ties" in check.found
 
 
-@pytest.mark.parametrize(("own", "holds"), [(None, False), (0.001, False), (0.004, True)])
-def test_accuracies_may_differ_by_what_rounding_does_to_the_plain_loop(own: float | None, holds: bool) -> None:
+@pytest.mark.parametrize("own", [None, 0.001, 0.004])
+def test_what_rounding_does_to_the_plain_loop_is_told_and_excuses_nothing(own: float | None) -> None:
     run = content()
     agreement = _result(run, "loops")["agreement"]
     agreement["gap"]["retain_accuracy"] = 0.003
@@ -179,7 +179,7 @@ def test_accuracies_may_differ_by_what_rounding_does_to_the_plain_loop(own: floa
         agreement["gap_of_rounding"] = {"retain_accuracy": own, "forget_accuracy": 0.0, "forget_entropy": 0.5}
         agreement["plain_in_fp32"] = agreement["plain"]
     (check,) = [each for each in checks(run) if "accuracies equal" in each.claim]
-    assert check.holds is holds
+    assert not check.holds
     assert ("| plain in fp32 |" in speed_markdown("speed-h200", run)) is (own is not None)
 
 

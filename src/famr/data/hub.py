@@ -7,7 +7,7 @@ from typing import Any
 
 from famr.data.dataset import Data
 from famr.data.images import Images
-from famr.data.parquet import TEST_PARTS, Part, as_targets, as_text, first_labelled, from_text, of_two_parts, pick_label
+from famr.data.parquet import TEST_PARTS, Part, as_text, classes_of, first_labelled, of_two_parts, pick_label
 from famr.errors import DataError
 
 
@@ -67,8 +67,7 @@ def _read_part(part: Any, name: str, label_column: str | None, known: tuple[str,
     texts = [key for key, value in features.items() if value.get("dtype") in ("string", "large_string")]
     label, names = pick_label(features, list(features), texts, label_column, name)
     plain = part.remove_columns(images)
-    values, where = plain[label][:], f"{name}: {label}"
-    names, targets = from_text(values, known, where) if names is None else (names, as_targets(values, names, where))
+    names, targets = classes_of(plain[label][:], names, known, f"{name}: {label}")
     return names, Images.from_source(
         decode=lambda row: part[row][images[0]],
         ids=[f"{name}/{row}" for row in range(len(part))],

@@ -91,8 +91,7 @@ def _read_part(files: list[Path], part: str, label_column: str | None, known: tu
     others = [name for name in schema.names if name != image and not _is_nested(schema, name)]
     table = pyarrow.concat_tables([parquet.read(columns=others) for parquet in parquets])
     columns = {name: as_text(table[name].to_pylist(), features.get(name)) for name in others}
-    values, where = table[label].to_pylist(), f"{files[0].name}: {label}"
-    names, targets = from_text(values, known, where) if names is None else (names, as_targets(values, names, where))
+    names, targets = classes_of(table[label].to_pylist(), names, known, f"{files[0].name}: {label}")
     images = Images.from_source(
         decode=_row_reader(parquets, image),
         ids=[f"{part}/{row}" for row in range(table.num_rows)],
@@ -160,8 +159,28 @@ def _is_text(schema: Any, name: str) -> bool:
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
 
 
-def as_targets(values: list[int | None], names: tuple[str, ...], where: str) -> torch.Tensor:
-    """Class indices; a missing or negative one is `UNKNOWN`, one without a name is refused."""
+def classes_of(
+    values: list[Any], names: tuple[str, ...] | None, known: tuple[str, ...] | None, where: str
+) -> tuple[tuple[str, ...], torch.Tensor]:
+    """The names of the classes and the index of each value; a missing or negative one is `UNKNOWN`.
+
+    Without `names` the values are text, and name them: all that occur, in the order of the alphabet, or those `known`
+    from the training part, beside which there may be no others.
+
+    >>> classes_of(["owl", "cat", None, "owl"], None, None, "here")
+    (('cat', 'owl'), tensor([ 1,  0, -1,  1]))
+    """
+    if names is None:
+        occurring = {value for value in values if value}
+        names = tuple(sorted(occurring)) if known is None else known
+        index = {name: place for place, name in enumerate(names)}
+        if strange := sorted(occurring - index.keys()):
+            raise DataError(
+                f"The test part has {len(strange)} classes that the training part has not.",
+                where=f"{where}: {', '.join(strange[:5])}",
+                fix="Leave these rows out, or name another column.",
+            )
+        values = [index[value] if value else None for value in values]
     targets = torch.tensor([UNKNOWN if value is None or value < 0 else value for value in values], dtype=torch.long)
     if len(targets) and int(targets.max()) >= len(names):
         raise DataError(
@@ -169,28 +188,7 @@ def as_targets(values: list[int | None], names: tuple[str, ...], where: str) -> 
             where=where,
             fix="Write the table anew with every class in its ClassLabel feature.",
         )
-    return targets
-
-
-def from_text(
-    values: list[str | None], known: tuple[str, ...] | None, where: str
-) -> tuple[tuple[str, ...], torch.Tensor]:
-    """Classes by name, in the order of the alphabet, and the index of each value; one that is missing is `UNKNOWN`.
-
-    `known`: those of the training part, beside which there may be no others.
-
-    >>> from_text(["owl", "cat", None, "owl"], None, "here")
-    (('cat', 'owl'), tensor([ 1,  0, -1,  1]))
-    """
-    names = tuple(sorted({value for value in values if value})) if known is None else known
-    index = {name: place for place, name in enumerate(names)}
-    if strange := sorted({value for value in values if value} - index.keys()):
-        raise DataError(
-            f"The test part has {len(strange)} classes that the training part has not.",
-            where=f"{where}: {', '.join(strange[:5])}",
-            fix="Leave these rows out, or name another column.",
-        )
-    return names, torch.tensor([index[value] if value else UNKNOWN for value in values], dtype=torch.long)
+    return names, targets
 
 
 def as_text(values: list[Any], feature: dict[str, Any] | None) -> list[str]:
