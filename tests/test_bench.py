@@ -19,6 +19,7 @@ from famr.alternatives import BadTeacher, BoundaryShrink, Delete, FineTune, Ours
 from famr.alternatives.descent import RATES
 from famr.alternatives.work import Work
 from famr.bench import looks, running
+from famr.bench.account import tuning_table
 from famr.bench.contenders import Contender, contenders_called, every_contender, file_stem, slug
 from famr.bench.looks import GAPS, apart
 from famr.bench.records import Key, Records
@@ -147,6 +148,18 @@ def test_trials_that_a_limit_on_epochs_makes_alike_are_one() -> None:
         rates = [each.steps.learning_rate for each in variants(method, 6, epochs=1)]  # type: ignore[attr-defined]
         assert len(rates) == len(set(rates)) == 3
         assert all(each.steps.epochs == 1 for each in variants(method, 2, epochs=1))  # type: ignore[attr-defined]
+
+
+def test_the_reason_of_a_failed_trial_stands_among_the_words_where_it_may_break() -> None:
+    trial = {"method": "SCRUB", "task": "class 3"}
+    failed = {**trial, "trial": 0, "numbers": {"rate": 1.0}, "error": {"what": "The loss is not finite."}}
+    ended = {**trial, "trial": 1, "numbers": {"rate": 0.5}, "unlearned": {"average_gap": 0.1234}}
+    table = tuning_table([ended, failed])
+    assert table.rows == (
+        ("SCRUB", "class 3", "rate 1.0", "failed: The loss is not finite.", "–"),
+        ("SCRUB", "class 3", "rate 0.5", "taken", "12.34"),
+    )
+    assert table.words == 4  # all columns but the last
 
 
 def test_methods_are_found_by_what_can_be_typed() -> None:

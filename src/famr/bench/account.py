@@ -43,13 +43,15 @@ def tuning_table(trials: Sequence[Cell]) -> Table:
         varied = [name for name in numbers[0] if len({str(each.get(name)) for each in numbers}) > 1]
         for place, (run, told) in enumerate(zip(runs, numbers, strict=True)):
             tried = ", ".join(f"{name.replace('_', ' ')} {told.get(name)}" for name in varied)
-            rows.append((method, task, tried, "taken" if place == taken else "", _gap(run)))
+            rows.append((method, task, tried, *_outcome(run, place == taken)))
     columns = ("method", "request", "numbers that were varied", "", "Avg. Gap %")
     return Table("Runs on requests that are not scored; the smallest Avg. Gap is taken", columns, tuple(rows), 4)
 
 
-def _gap(run: Cell) -> str:
-    return f"failed: {run['error']['what']}" if "error" in run else f"{100 * run['unlearned']['average_gap']:.2f}"
+def _outcome(run: Cell, taken: bool) -> tuple[str, str]:
+    if "error" in run:
+        return f"failed: {run['error']['what']}", "–"
+    return "taken" if taken else "", f"{100 * run['unlearned']['average_gap']:.2f}"
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
