@@ -46,11 +46,9 @@ def require_finite(losses: Sequence[Tensor], places: Sequence[Tensor], module: n
     `places` are those of the images of each step. The caller's model is untouched, as this one is a copy.
     """
     edited = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    if _all_finite([*losses, *edited.values()]):
+    if all_finite([*losses, *edited.values()]):
         return
     finite = torch.isfinite(torch.stack(list(losses))).tolist()
-    if all(finite) and all(_is_finite(parameter) for parameter in edited.values()):
-        return
     step = finite.index(False) if not all(finite) else len(finite) - 1
     wrong = [name for name, p in edited.items() if not _is_finite(p) or not (p.grad is None or _is_finite(p.grad))]
     layer = f", {wrong[0]} first of {len(wrong)} weights" if wrong else ""
@@ -90,9 +88,14 @@ class Sums:
         )
 
 
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether every number in them is finite; where they are, the device is asked once and not for each."""
+    return _surely_finite(tensors) or all(_is_finite(tensor) for tensor in tensors)
+
+
 @torch.no_grad()
-def _all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether it is certain that all are, asking the device once: Σ|x| is a number only where every x is one."""
+def _surely_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether it is certain that all are: Σ|x| is a number only where every x is one, though it may overflow."""
     if any(hasattr(tensor, "full_tensor") for tensor in tensors):  # in parts on several processes
         return False
     sums = torch._foreach_norm([tensor.detach() for tensor in tensors], 1)

@@ -25,7 +25,6 @@ from famr.objective import at_least_float32
 Target = Literal["uniform", "masked", "reference", "tempered", "probe"]
 
 COLDEST, HOTTEST = 1 / 64, 64.0
-BISECTIONS = 60
 
 
 def tempered_target(logits: Tensor, temperature: float) -> Tensor:
@@ -60,13 +59,12 @@ def matching_temperature(logits: Tensor, wanted: float) -> float:
     2.0
     """
     low, high = torch.tensor(COLDEST).log(), torch.tensor(HOTTEST).log()
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
+    while (middle := (low + high) / 2) not in (low, high):  # until no number lies between
         if float(entropy(at_least_float32(logits) / middle.exp()).mean()) < wanted:
             low = middle
         else:
             high = middle
-    return float(((low + high) / 2).exp())
+    return float(middle.exp())
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from famr.alternatives.repeated import Repeated
 from famr.alternatives.work import Work
 from famr.augmentation import Augmentation
 from famr.errors import NumericsError, RequestError
+from famr.finite import all_finite
 from famr.optimise import set_rate, trainable
 
 Stepper = Literal["sgd", "adam"]
@@ -105,16 +106,16 @@ class Descent:
 
     def end_of(self, phase: str) -> None:
         """Note a finished pass; an error where a loss or a weight is no longer a number."""
-        mean = float(torch.stack(self._losses).mean())
+        mean = torch.stack(self._losses).mean()
         self._losses.clear()
-        if not math.isfinite(mean) or not all(bool(torch.isfinite(p).all()) for p in self._parameters):
+        if not all_finite([mean, *self._parameters]):
             raise NumericsError(
                 f"The loss or a weight of {self._work.method} is no longer a finite number.",
                 where=f"{phase}, step {self.taken}",
                 fix=f"Lower its learning rate, now {self._steps.learning_rate:g}, or use fp32. "
                 "The original is unchanged.",
             )
-        self._work.history.append(Row(phase, self.taken, mean, self._work.meter.seconds))
+        self._work.history.append(Row(phase, self.taken, float(mean), self._work.meter.seconds))
 
 
 def make_optimiser(
