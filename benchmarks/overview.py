@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from benchmarks.certificate_tables import markdown
 from famr.bench.paper_tables import paper_page
-from famr.bench.tables import results_page
+from famr.bench.tables import COLUMNS, WRITERS, by_method, done, kind_of, results_page
 from famr.report.markdown import as_markdown
 
 FIRST = ("methods", "table", "paper", "frontier", "requests", "concept", "style")
@@ -30,6 +32,35 @@ def bench_page(name: str, content: dict[str, Any]) -> str:
     made = results_page(content) if content["benchmark"] == "methods" else paper_page(content)
     title, _, rest = as_markdown(made).partition("\n\n")
     return f"{title}\n\nMade from `{name}.json` by `make tables`.\n\n{rest}"
+
+
+SHOWN = ("Ret-Acc %", "For-Acc %", "Avg. Gap %", "seconds")
+TOLD = {"FAMR": "**FAMR**", "retrain": "retrained with another seed"}
+
+
+def methods_summary(content: Mapping[str, Any]) -> str:
+    """All methods in a few means, as the README shows them: those nearest to retraining on a class first."""
+    kinds = {
+        kind: by_method([cell for cell in done(content["cells"]) if kind_of(cell, content) == kind])
+        for kind in ("class", "samples")
+    }
+    shown = [column for column in COLUMNS if column.title in SHOWN]
+
+    def figures(name: str, model: str) -> list[str]:
+        means = []
+        for methods in kinds.values():
+            for column in shown:
+                values = [found for cell in methods.get(name, ()) if (found := column.value(cell, model)) is not None]
+                means.append(WRITERS[column.write](fmean(values)) if values else "–")
+        return means
+
+    order = sorted(kinds["class"], key=lambda name: fmean(c["unlearned"]["average_gap"] for c in kinds["class"][name]))
+    rows = [
+        ("", *(f"{kind}: {title}" for kind in kinds for title in SHOWN)),
+        ("original", *figures("FAMR", "original")),
+    ]
+    rows += [(TOLD.get(name, name), *figures(name, "unlearned")) for name in order]
+    return markdown([*rows, ("retrained", *figures("FAMR", "retrained"))])
 
 
 def overview(pages: Mapping[str, str], figures: Sequence[str]) -> str:

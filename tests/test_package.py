@@ -62,6 +62,13 @@ def test_the_readmes_table_is_made_from_the_committed_results() -> None:
     assert summary(content) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_readmes_table_of_methods_is_made_from_the_committed_results() -> None:
+    from benchmarks.overview import methods_summary
+
+    content = json.loads((ROOT / "benchmarks/results/methods-cifar100-vit_tiny.json").read_text(encoding="utf-8"))
+    assert methods_summary(content) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_committed_runs_keep_within_the_drift_bound() -> None:
     files = sorted((ROOT / "benchmarks/results").glob("*.json"))
     cells = [cell for file in files for cell in json.loads(file.read_text(encoding="utf-8")).get("cells", [])]

@@ -18,6 +18,8 @@ COLOURS = {"ViT-Ti": "#c1440e", "ViT-S": "#d99a2b", "ViT-B": "#2a6f97", "ViT-L":
 MARKED = 16
 """Markers of a line at most; one an epoch, where there are no more."""
 MARKERS = {"ViT-Ti": "o", "ViT-S": "s", "ViT-B": "^", "ViT-L": "D"}
+CORNERS = ((5, 5), (-12, 5), (5, 14), (-12, 14))
+"""Where the number of an epoch stands beside its marker, in points; curves that end at one place take turns."""
 LABELS = {
     "epoch": "epoch",
     "forget_kl": "KL to the original (nats)",
@@ -112,9 +114,10 @@ def draw_figure(content: Mapping[str, Any], number: int, file: Path, method: str
     others = list(dict.fromkeys(curve.setting for curve in found))[1:]
     for place, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), place)
-        for curve in found:
+        for turn, curve in enumerate(found):
             if panel.across in curve.at and panel.up in curve.at:
-                handles[_label(curve, found, panel)] = _draw(axes, curve, panel, hollow=curve.setting in others)
+                hollow, corner = curve.setting in others, CORNERS[turn % len(CORNERS)]
+                handles[_label(curve, found, panel)] = _draw(axes, curve, panel, hollow, corner)
         axes.set_xlabel(LABELS[panel.across])
         axes.set_ylabel(LABELS[panel.up])
         axes.grid(alpha=0.25)
@@ -159,7 +162,7 @@ def _label(curve: Curve, every: Sequence[Curve], panel: Panel) -> str:
     return visible(f"{curve.size}{group}{f', {curve.setting}' if several else ''}")
 
 
-def _draw(axes: Any, curve: Curve, panel: Panel, hollow: bool) -> Any:
+def _draw(axes: Any, curve: Curve, panel: Panel, hollow: bool, corner: tuple[int, int]) -> Any:
     """A line with markers at epochs; over epochs with a band, else with bars at its ends. Dashed for small models,
     hollow markers for models of another setting than the first."""
     across = [mean.mean for mean in curve.at[panel.across]]
@@ -198,5 +201,5 @@ def _draw(axes: Any, curve: Curve, panel: Panel, hollow: bool) -> Any:
             capsize=2,
         )
         end = (across[place], middle[place])
-        axes.annotate(str(place), end, textcoords="offset points", xytext=(5, 5), color=colour, fontsize=8)
+        axes.annotate(str(place), end, textcoords="offset points", xytext=corner, color=colour, fontsize=8)
     return line

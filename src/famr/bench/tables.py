@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from famr.bench.account import not_run, tuning_table
@@ -253,18 +254,21 @@ def first(cells: Sequence[Cell]) -> str:
         if keeping and best in ([], quickest):
             continue  # nobody keeps the rest, or the quickest does
         quickest = best
-        tied = [name for name, mark in found.items() if mark == TIED]
+        means = {name: fmean(values.values()) for name, values in compared.items() if values}
+        tied = sorted((name for name, mark in found.items() if mark == TIED), key=means.__getitem__)
         among = " among methods that forget" if column.cost else ""
         among += f" and lose at most {100 * KEEPS_WITHIN:g} points of Ret-Acc" if keeping else ""
         if not best:
             told.append(f"Nobody to rank on {title.removesuffix(' %')}{among}.")
             continue
-        rest = f"; not significantly worse: {', '.join(tied)}" if tied else "; all others are significantly worse"
+        write = WRITERS[column.write]
+        each = ", ".join(f"{name} ({write(means[name])})" for name in tied)
+        rest = f"; not significantly worse: {each}" if tied else "; all others are significantly worse"
         if len({case_of(cell) for cell in done(to_rank(cells))}) < TESTED_FROM:
             rest = f"; fewer than {TESTED_FROM} cells a method allow no test"
         if len(compared) == 1:
             rest = ", the only one"
-        told.append(f"Smallest {title.removesuffix(' %')}{among}: {best[0]}{rest}.")
+        told.append(f"Smallest {title.removesuffix(' %')}{among}: {best[0]} ({write(means[best[0]])}){rest}.")
     return " ".join(told)
 
 
