@@ -26,10 +26,13 @@ from famr.bench.speed_loops import compare_loops, numbers
 from famr.devices import pick_device
 from famr.evaluation import compare
 
+SKETCH = "{sketch}"
 METHODS: dict[str, list[str]] = {
     "default": [],
+    "default, held by a sketch": ["--sketch", SKETCH, "--function-strength", "0"],
     "paper": ["--paper", "--no-track-retain"],
 }
+"""By name, what is asked of `famr forget`. With a sketch no retained image takes part; its own time is told apart."""
 
 
 def main() -> None:
@@ -76,9 +79,15 @@ def main() -> None:
             told = json.loads((retrained / "training/run.json").read_text(encoding="utf-8"))
             cell = {"name": "retraining", "seconds": [seconds], "seconds_of_steps": told["seconds"]}
             results.add({**cell, "scores": measured(retrained, given.data, given.label_column, given.name)})
+        sketch = folder / "sketch.safetensors"
+        if not results.has(name="sketch"):
+            results.add(
+                {"name": "sketch", "seconds": [timed(["sketch", str(original), *data, "--output", str(sketch)])]}
+            )
         for name, more in METHODS.items():
             if results.has(name=name):
                 continue
+            more = [str(sketch) if each == SKETCH else each for each in more]
             asked = ["forget", *data, "--model", str(original), "--class", given.name, "--json", *more]
             calls = []
             for turn in range(given.repeats):
@@ -89,7 +98,8 @@ def main() -> None:
                 for file in ("run.json", "metrics.json")
             )
             parts = taken_apart([*asked, "--output-dir", str(folder / f"profiled-{len(calls)}-{name}")], folder)
-            cell = {"name": name, "seconds": calls, "seconds_of_steps": told["seconds"], "parts": parts}
+            took = {"seconds_of_steps": told["seconds"], "seconds_of_all": told["seconds_of_all"]}
+            cell = {"name": name, "seconds": calls, **took, "parts": parts}
             results.add({**cell, "scores": {model: scores[model] for model in ("original", "unlearned")}})
             log(f"{name}: {cell}")
 
@@ -120,7 +130,7 @@ def loops(original: Path, spec: str, label_column: str | None, name: str) -> dic
 def timed(command: list[str]) -> float:
     """Seconds of a famr command in a process of its own."""
     begin = time.perf_counter()
-    _run([sys.executable, "-m", "famr", *command, "--quiet"])
+    _run([sys.executable, "-m", "famr", *command, *([] if command[0] == "sketch" else ["--quiet"])])
     seconds = time.perf_counter() - begin
     log(f"{seconds:6.2f} s: famr {' '.join(command)}")
     return seconds

@@ -23,17 +23,18 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
     machine, training = content["environment"], content["training"]
     cells = {cell["name"]: cell for cell in content["cells"]}
     anew = statistics.median(cells["retraining"]["seconds"])
-    methods = [cell for label, cell in cells.items() if label not in ("retraining", "loops")]
+    methods = [cell for label, cell in cells.items() if label not in ("retraining", "loops", "sketch")]
     of_steps = cells["retraining"]["seconds_of_steps"]
-    heads = ("command", "runs", "seconds", "% of retraining", "seconds of steps", "% of retraining's", "Ret-Acc %")
-    rows: list[tuple[str, ...]] = [(*heads, "For-Acc %")]
+    heads = ("command", "runs", "seconds", "% of retraining", "seconds of steps", "% of retraining's")
+    rows: list[tuple[str, ...]] = [(*heads, "steps and what prepares them", "Ret-Acc %", "For-Acc %")]
     for cell in methods:
         whole, scores = statistics.median(cell["seconds"]), cell["scores"]["unlearned"]
         pairs = ((whole, anew), (cell["seconds_of_steps"], of_steps))
         took = [text for ours, theirs in pairs for text in (f"{ours:.2f}", f"{100 * ours / theirs:.1f}")]
-        rows.append((cell["name"], str(len(cell["seconds"])), *took, *_accuracies(scores)))
+        prepared = f"{cell['seconds_of_all']:.2f}" if "seconds_of_all" in cell else "–"
+        rows.append((cell["name"], str(len(cell["seconds"])), *took, prepared, *_accuracies(scores)))
     reached = _accuracies(cells["retraining"].get("scores"))
-    rows.append(("retraining", "1", f"{anew:.2f}", "100", f"{of_steps:.2f}", "100", *reached))
+    rows.append(("retraining", "1", f"{anew:.2f}", "100", f"{of_steps:.2f}", "100", "–", *reached))
     parts: list[tuple[str, ...]] = [("part", *(cell["name"] for cell in methods))]
     every = list(dict.fromkeys(part for cell in methods for part in cell["parts"]))
     every.sort(key="all of it".__eq__)
@@ -49,7 +50,8 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
         "\n".join(setting),
         markdown(rows),
         "Medians. Each command is a process of its own, timed from outside: Python, its libraries, the model, the "
-        "images and the written folder are part of it. Retraining: `famr train --without-class`, likewise.",
+        "images and the written folder are part of it. Retraining: `famr train --without-class`, likewise."
+        + _sketch_told(cells),
         "## Where the time goes",
         markdown(parts),
         "Seconds of one more run each; of a part inside another only the inner one counts. Images are decoded by "
@@ -58,6 +60,11 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
     if "loops" in cells:
         told += _both_loops(cells["loops"])
     return "\n\n".join(told) + "\n"
+
+
+def _sketch_told(cells: dict[str, Any]) -> str:
+    """What a sketch took, which serves all later requests."""
+    return f" The sketch took {cells['sketch']['seconds'][0]:.2f} seconds, once." if "sketch" in cells else ""
 
 
 def _accuracies(scores: dict[str, Any] | None) -> list[str]:

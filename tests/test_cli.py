@@ -373,3 +373,17 @@ def test_forget_data_takes_every_image_of_its_source(
     done = run("forget", "--model", original_run, "--forget-data", f"folder:{tmp_path / 'data'}", "--output-dir", out,
                *QUICK, "--json")  # fmt: skip
     assert json.loads(done.out)["unlearned"]["counts"]["forget"] == 10
+
+
+def test_what_names_an_output_can_be_said_in_short() -> None:
+    from typer.main import get_command
+
+    from famr.cli.main import app
+
+    commands, found = [get_command(app)], []
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        found += [each.opts for each in command.params if {"--output", "--output-dir"} & set(each.opts)]
+    assert len(found) >= 9
+    assert all("-o" in names for names in found)

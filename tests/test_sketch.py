@@ -10,8 +10,13 @@ import torch
 
 import famr
 from conftest import alg1
+from famr.anchors.fisher import fisher_diagonal
+from famr.anchors.kfac import kfac_factors
+from famr.batches import EVALUATION_BATCH, image_batches, order
 from famr.data import Data
 from famr.errors import CheckpointError
+from famr.models.classifier import evaluating, logits_of
+from famr.sketch import SPECTRA
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +40,56 @@ def test_a_sketch_comes_back_from_its_file(sketch: famr.Sketch, tmp_path: Path) 
     assert all(torch.equal(a, b) for a, b in zip(again.diagonal, sketch.diagonal, strict=True))
     for ours, theirs in zip(again.layers, sketch.layers, strict=True):
         assert (ours.weight, ours.bias) == (theirs.weight, theirs.bias)
-        assert torch.equal(ours.A, theirs.A)
-        assert torch.equal(ours.G, theirs.G)
+        assert all(torch.equal(getattr(ours, name), getattr(theirs, name)) for name in SPECTRA)
+
+
+def test_a_sketch_holds_the_metric_that_the_images_gave(
+    original: famr.Classifier, digits: Data, sketch: famr.Sketch
+) -> None:
+    some = digits.train.take(order(len(digits.train), 0)[:120])
+    batches = image_batches(some, original.prepared_by(), EVALUATION_BATCH, torch.device("cpu"))
+    draws = torch.Generator().manual_seed(0)
+    with evaluating(original.module):
+        fisher_diagonal(original.module, logits_of, batches(None), draws)
+        layers, _ = kfac_factors(original.module, logits_of, batches(None), draws)
+    for stored, taken in zip(sketch.layers, layers, strict=True):
+        assert (stored.weight, stored.bias) == (taken.weight, taken.bias)
+        some_matrix = torch.randn(len(taken.G), len(taken.A), generator=torch.Generator().manual_seed(1))
+        exact = taken.G.double() @ some_matrix.double() @ taken.A.double()
+        apart = (stored.times(some_matrix).double() - exact).norm() / exact.norm()
+        assert apart < 1e-4
+
+
+def test_a_request_with_a_sketch_looks_for_no_eigenvectors(
+    original: famr.Classifier, without_three: famr.Splits, sketch: famr.Sketch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(_matrix: torch.Tensor) -> object:
+        raise AssertionError("eigenvectors were looked for")
+
+    monkeypatch.setattr(torch.linalg, "eigh", never)
+    alone = famr.forget_only(without_three.forget)
+    found = famr.forget(original, alone, famr.FAMR(epochs=2, strength=10.0), sketch=sketch, device="cpu")
+    assert found.method.anchor == "kfac"
+
+
+def test_a_sketch_without_its_eigenvectors_is_no_sketch(sketch: famr.Sketch, tmp_path: Path) -> None:
+    """As one of an earlier version, which had the matrices themselves."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    sketch.save(tmp_path / "a.safetensors")
+    with safe_open(str(tmp_path / "a.safetensors"), framework="pt") as stored:
+        header, tensors = stored.metadata(), {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    save_file({name.replace("U.", "A."): each for name, each in tensors.items()}, tmp_path / "b.safetensors", header)
+    with pytest.raises(CheckpointError, match="earlier version") as caught:
+        famr.Sketch.load(tmp_path / "b.safetensors")
+    assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize("anchor", ["fisher", "kfac"])
 def test_a_sketch_and_the_images_it_was_taken_from_hold_alike(
     original: famr.Classifier, digits: Data, without_three: famr.Splits, sketch: famr.Sketch, anchor: str
 ) -> None:
-    from famr.batches import order
-
     method = alg1(**{**SETTINGS, "anchor": anchor, "strength": 10.0, "fisher_images": 120, "epochs": 2})
     same = digits.train.take(order(len(digits.train), 0)[:120]).take(torch.argsort(order(120, 0)))
     by_sketch = famr.forget(original, without_three, method, sketch=sketch, device="cpu", track_retain=False)

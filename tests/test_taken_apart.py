@@ -142,10 +142,16 @@ def test_the_page_says_what_both_loops_made_of_a_model() -> None:
         ],
     }
     page = end_to_end_page("x", content)
-    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | – | – |" in page  # nobody measured it
+    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | – | – | – |" in page  # nobody measured it
     content["cells"][1]["scores"] = {"retain_accuracy": 0.875, "forget_accuracy": 0.0}  # type: ignore[index]
-    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | 87.5 | 0.0 |" in end_to_end_page("x", content)
-    assert "| default | 3 | 3.00 | 30.0 | 0.10 | 2.0 | 50.0 | 50.0 |" in page
+    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | – | 87.5 | 0.0 |" in end_to_end_page("x", content)
+    assert "| default | 3 | 3.00 | 30.0 | 0.10 | 2.0 | – | 50.0 | 50.0 |" in page
+    assert "sketch" not in page
+    content["cells"][2]["seconds_of_all"] = 0.35  # type: ignore[index]
+    content["cells"].append({"name": "sketch", "seconds": [12.0]})  # type: ignore[attr-defined]
+    told = end_to_end_page("x", content)
+    assert "| default | 3 | 3.00 | 30.0 | 0.10 | 2.0 | 0.35 | 50.0 | 50.0 |" in told
+    assert "The sketch took 12.00 seconds, once." in told
     assert page.index("| steps | 0.10 |") < page.index("| all of it | 3.50 |")
     assert "| ours | 0.25 | 50.00 | 50.00 | 1.000 | 1.000 | 1.000 |" in page
     assert "5,000 sample passes in 80 steps" in page

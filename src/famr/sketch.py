@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from famr.anchors.fisher import fisher_diagonal
-from famr.anchors.kfac import Factors, kfac_factors
+from famr.anchors.kfac import Spectra, kfac_factors
 from famr.batches import EVALUATION_BATCH, image_batches, order
 from famr.data import Data
 from famr.devices import pick_device, repeatable
@@ -26,6 +26,9 @@ from famr.forget_loss import HeldOut
 from famr.models import Classifier
 from famr.models.classifier import evaluating, logits_of
 from famr.models.weights import share_as_umask_says
+
+SPECTRA = ("a", "U", "g", "V")
+"""What a file holds of each layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,8 @@ class Sketch:
     names: Sequence[str]
     """The parameters, in the order of `diagonal` and of the places in `layers`."""
     diagonal: Sequence[Tensor]
-    layers: Sequence[Factors]
+    layers: Sequence[Spectra]
+    """In eigenvectors, so that a later request need not find them."""
 
     def check(self, model: Classifier) -> None:
         """Refuse a model with other weights than those the sketch was taken of."""
@@ -66,7 +70,7 @@ class Sketch:
 
         tensors = {f"diagonal.{place}": tensor.contiguous() for place, tensor in enumerate(self.diagonal)}
         for place, layer in enumerate(self.layers):
-            tensors |= {f"A.{place}": layer.A.contiguous(), f"G.{place}": layer.G.contiguous()}
+            tensors |= {f"{name}.{place}": getattr(layer, name).contiguous() for name in SPECTRA}
         held_out = None
         if self.held_out is not None:
             held_out = {"entropy": self.held_out.entropy, "entropy_when_wrong": self.held_out.entropy_when_wrong}
@@ -92,24 +96,26 @@ class Sketch:
             with safe_open(str(file), framework="pt") as stored:
                 facts = json.loads(stored.metadata()["famr_sketch"])
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            held_out = facts["held_out"]
+            count = sum(name.startswith("diagonal.") for name in tensors)
+            return cls(
+                weights_sha256=facts["weights_sha256"],
+                images=facts["images"],
+                held_out=None if held_out is None else HeldOut(margins=tensors.get("held_out.margins"), **held_out),
+                class_counts=facts["class_counts"],
+                names=facts["names"],
+                diagonal=[tensors[f"diagonal.{place}"] for place in range(count)],
+                layers=[
+                    Spectra(weight, bias, **{name: tensors[f"{name}.{place}"] for name in SPECTRA})
+                    for place, (weight, bias) in enumerate(facts["layers"])
+                ],
+            )
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                "This is no sketch, or a damaged one.", where=str(file), fix="Take one with `famr sketch`."
+                "This is no sketch, or a damaged one, or one of an earlier version.",
+                where=str(file),
+                fix="Take one with `famr sketch`.",
             ) from error
-        held_out = facts["held_out"]
-        count = sum(name.startswith("diagonal.") for name in tensors)
-        return cls(
-            weights_sha256=facts["weights_sha256"],
-            images=facts["images"],
-            held_out=None if held_out is None else HeldOut(margins=tensors.get("held_out.margins"), **held_out),
-            class_counts=facts["class_counts"],
-            names=facts["names"],
-            diagonal=[tensors[f"diagonal.{place}"] for place in range(count)],
-            layers=[
-                Factors(weight, bias, tensors[f"A.{place}"], tensors[f"G.{place}"])
-                for place, (weight, bias) in enumerate(facts["layers"])
-            ],
-        )
 
 
 def take_sketch(
@@ -135,5 +141,5 @@ def take_sketch(
         class_counts=torch.bincount(data.train.targets, minlength=len(data.labels)).tolist(),
         names=[name for name, parameter in model.module.named_parameters() if parameter.requires_grad],
         diagonal=[tensor.cpu() for tensor in diagonal],
-        layers=[layer._replace(A=layer.A.cpu(), G=layer.G.cpu()) for layer in layers],
+        layers=[layer.spectra.to("cpu") for layer in layers],
     )

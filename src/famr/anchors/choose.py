@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
-from famr.anchors.kfac import Factors, kfac_factors
+from famr.anchors.kfac import Factors, Spectra, kfac_factors
 from famr.batches import (
     EVALUATION_BATCH,
     Batches,
@@ -90,16 +91,21 @@ def from_sketch(loss: ForgetLoss, start: list[Tensor], sketch: Sketch) -> Fisher
         return FisherAnchor(start, diagonal)
     place = {sketch.names.index(name): now for now, name in enumerate(edited)}
     layers = [
-        Factors(place[weight], None if bias is None else place[bias], A.to(loss.device), G.to(loss.device))
-        for weight, bias, A, G in sketch.layers
-        if weight in place and (bias is None or bias in place)
+        _among(layer.to(loss.device), place)
+        for layer in sketch.layers
+        if layer.weight in place and (layer.bias is None or layer.bias in place)
     ]
     covered = _covered(layers)
     rest = [torch.zeros_like(f) if now in covered else f for now, f in enumerate(diagonal)]
     return KFACAnchor(start, layers, rest)
 
 
-def _covered(layers: list[Factors]) -> set[int]:
+def _among(layer: Spectra, place: Mapping[int, int]) -> Spectra:
+    """The same layer where fewer weights may change, which have other places then."""
+    return replace(layer, weight=place[layer.weight], bias=None if layer.bias is None else place[layer.bias])
+
+
+def _covered(layers: Sequence[Factors | Spectra]) -> set[int]:
     return {place for layer in layers for place in (layer.weight, layer.bias) if place is not None}
 
 

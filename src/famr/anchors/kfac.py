@@ -9,7 +9,7 @@ inputs do not excite costs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -30,13 +30,59 @@ LARGEST = 4096
 """Inputs of a layer above which its matrix A would take longer than everything else: it gets the diagonal instead."""
 
 
-class Factors(NamedTuple):
-    """The metric of one layer, and where its weight and bias stand among the parameters."""
+@dataclass(frozen=True, eq=False)
+class Spectra:
+    """The metric of one layer, A = U diag(a) Uᵀ and G = V diag(g) Vᵀ; where its weight and bias stand among the
+    parameters."""
+
+    weight: int
+    bias: int | None
+    a: Tensor  # (inputs [+ 1],)
+    U: Tensor  # (inputs [+ 1], inputs [+ 1])
+    g: Tensor  # (outputs,)
+    V: Tensor  # (outputs, outputs)
+
+    def times(self, matrix: Tensor) -> Tensor:
+        """G M A."""
+        return self._back(self._turned(matrix) * (self.g[:, None] * self.a))
+
+    def solved(self, matrix: Tensor, strength: float) -> Tensor:
+        """(I + s·A⊗G)⁻¹ M, exactly."""
+        return self._back(self._turned(matrix) / (1 + strength * self.g[:, None] * self.a))
+
+    def _turned(self, matrix: Tensor) -> Tensor:
+        """M in the eigenvectors."""
+        return self.V.T @ matrix @ self.U
+
+    def _back(self, turned: Tensor) -> Tensor:
+        return self.V @ turned @ self.U.T
+
+    def to(self, device: torch.device | str) -> Spectra:
+        """The same on a device."""
+        return replace(self, **{name: getattr(self, name).to(device) for name in ("a", "U", "g", "V")})
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """The same metric by its two matrices."""
 
     weight: int
     bias: int | None
     A: Tensor  # (inputs [+ 1], inputs [+ 1])
     G: Tensor  # (outputs, outputs)
+
+    def times(self, matrix: Tensor) -> Tensor:
+        """G M A."""
+        return self.G @ matrix @ self.A
+
+    def solved(self, matrix: Tensor, strength: float) -> Tensor:
+        """(I + s·A⊗G)⁻¹ M, exactly."""
+        return self.spectra.solved(matrix, strength)
+
+    @cached_property
+    def spectra(self) -> Spectra:
+        """In eigenvalues and eigenvectors, which take a while to find."""
+        return Spectra(self.weight, self.bias, *_eigh(self.A), *_eigh(self.G))
 
 
 class Metrics(NamedTuple):
@@ -52,7 +98,7 @@ class KFACAnchor:
     """A = ½ Σ_layers tr(ΔWᵀ G ΔW A) + ½ Σ_rest Fᵢ Δᵢ². Needs retained images once, to take the factors."""
 
     original: Sequence[Tensor]
-    layers: Sequence[Factors]
+    layers: Sequence[Factors | Spectra]
     rest: Sequence[Tensor]
     """Diagonal Fisher information of the parameters no layer covers; zero for the others."""
 
@@ -69,22 +115,16 @@ class KFACAnchor:
         moved = [p - p0 for p, p0 in zip(parameters, self.original, strict=True)]
         pulls = [f * delta for f, delta in zip(self.rest, moved, strict=True)]
         for layer in self.layers:
-            _put(pulls, layer, layer.G @ _take(moved, layer) @ layer.A)
+            _put(pulls, layer, layer.times(_take(moved, layer)))
         return pulls
 
     @torch.no_grad()
     def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
         """(I + s·A⊗G)⁻¹ g, exactly, in the eigenvectors of A and G."""
         found = [g / (1 + strength * f) for g, f in zip(gradient, self.rest, strict=True)]
-        for layer, (a, U, g, V) in zip(self.layers, self._eigen, strict=True):
-            turned = V.T @ _take(gradient, layer) @ U
-            _put(found, layer, V @ (turned / (1 + strength * g[:, None] * a)) @ U.T)
+        for layer in self.layers:
+            _put(found, layer, layer.solved(_take(gradient, layer), strength))
         return found
-
-    @cached_property
-    def _eigen(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Eigenvalues and eigenvectors of A, then of G, of each layer."""
-        return [(*_eigh(layer.A), *_eigh(layer.G)) for layer in self.layers]
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,13 +148,13 @@ def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _take(tensors: Sequence[Tensor], layer: Factors) -> Tensor:
+def _take(tensors: Sequence[Tensor], layer: Factors | Spectra) -> Tensor:
     """A layer's weight, and its bias as one more column: (outputs, inputs [+ 1])."""
     weight = tensors[layer.weight].flatten(1)
     return weight if layer.bias is None else torch.cat([weight, tensors[layer.bias][:, None]], dim=1)
 
 
-def _put(tensors: list[Tensor], layer: Factors, matrix: Tensor) -> None:
+def _put(tensors: list[Tensor], layer: Factors | Spectra, matrix: Tensor) -> None:
     """The inverse of `_take`, in place."""
     shape = tensors[layer.weight].shape
     if layer.bias is not None:

@@ -20,7 +20,9 @@ def export(
     without_slot: Annotated[
         bool, typer.Option("--without-slot", help="Take the forgotten class out of the head and the label map.")
     ] = False,
-    output_dir: Annotated[Path | None, typer.Option(help="The folder to write; default: beside the run.")] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", "-o", help="The folder to write; default: beside the run.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="The data, if it has moved.")] = None,
     data_root: opt.DataRoot = None,
     overwrite: opt.Overwrite = False,

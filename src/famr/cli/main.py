@@ -293,7 +293,9 @@ def forget(
 def sketch(
     model: Annotated[str, typer.Argument(help="The trained model: a run folder.")],
     data: opt.DataSpec,
-    output: Annotated[Path | None, typer.Option(help="The file to write; default: beside the run folder.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; default: beside the run folder.")
+    ] = None,
     images: Annotated[int, typer.Option(help="Training images to take the statistics from.")] = 1000,
     data_root: opt.DataRoot = None,
     label_column: opt.LabelColumn = None,

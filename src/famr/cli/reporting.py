@@ -21,7 +21,8 @@ def report(
     data: Annotated[str | None, typer.Option(help="The data, if it has moved.")] = None,
     data_root: opt.DataRoot = None,
     output: Annotated[
-        Path | None, typer.Option(help="Write FILE.html, FILE.md and FILE.json there, not into the run.")
+        Path | None,
+        typer.Option("--output", "-o", help="Write FILE.html, FILE.md and FILE.json there, not into the run."),
     ] = None,
     thumbnails: Annotated[bool, typer.Option("--thumbnails", help="Show some of the forgotten images.")] = False,
     push_to_hub: Annotated[
