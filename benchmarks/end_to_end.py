@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -80,26 +81,24 @@ def main() -> None:
             cell = {"name": "retraining", "seconds": [seconds], "seconds_of_steps": told["seconds"]}
             results.add({**cell, "scores": measured(retrained, given.data, given.label_column, given.name)})
         sketch = folder / "sketch.safetensors"
-        if not results.has(name="sketch"):
-            results.add(
-                {"name": "sketch", "seconds": [timed(["sketch", str(original), *data, "--output", str(sketch)])]}
-            )
         for name, more in METHODS.items():
             if results.has(name=name):
                 continue
-            more = [str(sketch) if each == SKETCH else each for each in more]
+            before = {}
+            if SKETCH in more:
+                before = {"seconds_of_sketch": timed(["sketch", str(original), *data, "--output", str(sketch)])}
+                more = [str(sketch) if each == SKETCH else each for each in more]
             asked = ["forget", *data, "--model", str(original), "--class", given.name, "--json", *more]
-            calls = []
-            for turn in range(given.repeats):
-                out = folder / f"{len(results.content['cells'])}-{turn}"
-                calls.append(timed([*asked, "--output-dir", str(out)]))
-            told, scores = (
-                json.loads((out / "unlearning" / file).read_text(encoding="utf-8"))
-                for file in ("run.json", "metrics.json")
-            )
+            outs = [folder / f"{len(results.content['cells'])}-{turn}" for turn in range(given.repeats)]
+            calls = [timed([*asked, "--output-dir", str(out)]) for out in outs]
+            runs = [json.loads((out / "unlearning/run.json").read_text(encoding="utf-8")) for out in outs]
+            scores = json.loads((outs[-1] / "unlearning/metrics.json").read_text(encoding="utf-8"))
             parts = taken_apart([*asked, "--output-dir", str(folder / f"profiled-{len(calls)}-{name}")], folder)
-            took = {"seconds_of_steps": told["seconds"], "seconds_of_all": told["seconds_of_all"]}
-            cell = {"name": name, "seconds": calls, **took, "parts": parts}
+            took = {
+                f"seconds_of_{part}": statistics.median(run[key] for run in runs)
+                for part, key in (("steps", "seconds"), ("all", "seconds_of_all"))
+            }
+            cell = {"name": name, "seconds": calls, **took, **before, "parts": parts}
             results.add({**cell, "scores": {model: scores[model] for model in ("original", "unlearned")}})
             log(f"{name}: {cell}")
 

@@ -23,7 +23,7 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
     machine, training = content["environment"], content["training"]
     cells = {cell["name"]: cell for cell in content["cells"]}
     anew = statistics.median(cells["retraining"]["seconds"])
-    methods = [cell for label, cell in cells.items() if label not in ("retraining", "loops", "sketch")]
+    methods = [cell for label, cell in cells.items() if label not in ("retraining", "loops")]
     of_steps = cells["retraining"]["seconds_of_steps"]
     heads = ("command", "runs", "seconds", "% of retraining", "seconds of steps", "% of retraining's")
     rows: list[tuple[str, ...]] = [(*heads, "steps and what prepares them", "Ret-Acc %", "For-Acc %")]
@@ -51,7 +51,7 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
         markdown(rows),
         "Medians. Each command is a process of its own, timed from outside: Python, its libraries, the model, the "
         "images and the written folder are part of it. Retraining: `famr train --without-class`, likewise."
-        + _sketch_told(cells),
+        + _sketch_told(methods),
         "## Where the time goes",
         markdown(parts),
         "Seconds of one more run each; of a part inside another only the inner one counts. Images are decoded by "
@@ -62,9 +62,10 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
     return "\n\n".join(told) + "\n"
 
 
-def _sketch_told(cells: dict[str, Any]) -> str:
+def _sketch_told(methods: list[dict[str, Any]]) -> str:
     """What a sketch took, which serves all later requests."""
-    return f" The sketch took {cells['sketch']['seconds'][0]:.2f} seconds, once." if "sketch" in cells else ""
+    took = [cell["seconds_of_sketch"] for cell in methods if "seconds_of_sketch" in cell]
+    return f" The sketch took {took[0]:.2f} seconds, once." if took else ""
 
 
 def _accuracies(scores: dict[str, Any] | None) -> list[str]:

@@ -11,12 +11,11 @@ import torch
 import famr
 from conftest import alg1
 from famr.anchors.fisher import fisher_diagonal
-from famr.anchors.kfac import kfac_factors
+from famr.anchors.kfac import SPECTRA, kfac_factors
 from famr.batches import EVALUATION_BATCH, image_batches, order
 from famr.data import Data
 from famr.errors import CheckpointError
 from famr.models.classifier import evaluating, logits_of
-from famr.sketch import SPECTRA
 
 
 @pytest.fixture(scope="module")

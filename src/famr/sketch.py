@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from famr.anchors.fisher import fisher_diagonal
-from famr.anchors.kfac import Spectra, kfac_factors
+from famr.anchors.kfac import SPECTRA, Spectra, kfac_factors
 from famr.batches import EVALUATION_BATCH, image_batches, order
 from famr.data import Data
 from famr.devices import pick_device, repeatable
@@ -26,9 +26,6 @@ from famr.forget_loss import HeldOut
 from famr.models import Classifier
 from famr.models.classifier import evaluating, logits_of
 from famr.models.weights import share_as_umask_says
-
-SPECTRA = ("a", "U", "g", "V")
-"""What a file holds of each layer."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,9 @@ RIDGES = (0.0, 1e-12, 1e-9)
 LARGEST = 4096
 """Inputs of a layer above which its matrix A would take longer than everything else: it gets the diagonal instead."""
 
+SPECTRA = ("a", "U", "g", "V")
+"""The tensors of `Spectra`."""
+
 
 @dataclass(frozen=True, eq=False)
 class Spectra:
@@ -59,7 +62,7 @@ class Spectra:
 
     def to(self, device: torch.device | str) -> Spectra:
         """The same on a device."""
-        return replace(self, **{name: getattr(self, name).to(device) for name in ("a", "U", "g", "V")})
+        return replace(self, **{name: getattr(self, name).to(device) for name in SPECTRA})
 
 
 @dataclass(frozen=True, eq=False)
