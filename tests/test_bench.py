@@ -486,14 +486,14 @@ def test_who_is_quickest_is_also_told_of_those_that_keep_the_rest() -> None:
     remembers = [cell("none", seed, 0.01, 0.9, 1.0) for seed, _ in three]
     told = first([*quick_but_empty, *whole, *slow, *remembers])
     assert "seconds among methods that forget: ascent" in told
-    assert "among methods that forget and lose at most 2 points of Ret-Acc: whole (0.51); all others" in told
-    assert "of Ret-Acc: whole (0.51), the only one." in first([*quick_but_empty, *whole, *remembers])
+    assert "among methods that forget and lose at most 2 points of Ret-Acc: whole (0.51 s); all others" in told
+    assert "of Ret-Acc: whole (0.51 s), the only one." in first([*quick_but_empty, *whole, *remembers])
     assert "lose at most" not in first([*whole, *slow, *remembers])  # all who forget keep the rest
     assert "lose at most" not in first([*quick_but_empty, *remembers])
     unsteady = [cell("unsteady", seed, 0.5, 0.2 if seed else 0.89) for seed, _ in three]
     near = [cell("near", seed, 0.5, 0.889 + (-more if seed < 2 else more)) for seed, more in three]
     told = first([*unsteady, *whole, *near])  # how far apart those are that three cells cannot tell apart
-    assert "Smallest Avg. Gap: near (10.77); not significantly worse: whole (11.00), unsteady (57.00)." in told
+    assert "Smallest Avg. Gap: near (10.77 %); not significantly worse: whole (11.00 %), unsteady (57.00 %)." in told
 
 
 def test_epochs_over_retained_images_can_be_limited_for_all_methods_alike(digits: Data, tmp_path: Path) -> None:

@@ -261,14 +261,15 @@ def first(cells: Sequence[Cell]) -> str:
         if not best:
             told.append(f"Nobody to rank on {title.removesuffix(' %')}{among}.")
             continue
-        write = WRITERS[column.write]
-        each = ", ".join(f"{name} ({write(means[name])})" for name in tied)
+        unit = "%" if title.endswith("%") else "s"
+        shown = {name: f"{name} ({WRITERS[column.write](mean)} {unit})" for name, mean in means.items()}
+        each = ", ".join(shown[name] for name in tied)
         rest = f"; not significantly worse: {each}" if tied else "; all others are significantly worse"
         if len({case_of(cell) for cell in done(to_rank(cells))}) < TESTED_FROM:
             rest = f"; fewer than {TESTED_FROM} cells a method allow no test"
         if len(compared) == 1:
             rest = ", the only one"
-        told.append(f"Smallest {title.removesuffix(' %')}{among}: {best[0]} ({write(means[best[0]])}){rest}.")
+        told.append(f"Smallest {title.removesuffix(' %')}{among}: {shown[best[0]]}{rest}.")
     return " ".join(told)
 
 
