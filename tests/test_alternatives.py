@@ -322,6 +322,24 @@ def test_a_step_that_is_not_told_would_be_seen(
     assert stale == pytest.approx((2 + 4 + (3 + 2) + (4 + 2)) / 4)
 
 
+def test_a_weight_that_is_no_number_is_noticed_though_the_loss_is_one(
+    known: famr.Classifier, without_three: famr.Splits
+) -> None:
+    def fall(work: Work) -> None:
+        last = list(work.model.module.parameters())[-1]
+
+        def spoil() -> None:
+            with torch.no_grad():
+                last[0] = torch.inf
+
+        descent = Descent(work, Steps(epochs=1, learning_rate=1e-9), 1, after=spoil)
+        descent.step(lambda images: work.logits(images).mean(), torch.zeros(2, 1, 8, 8))
+        descent.end_of("epoch 1")
+
+    with pytest.raises(NumericsError, match="or a weight of peek is no longer a finite"):
+        Peek(fall).unlearn(known, without_three, device="cpu")
+
+
 def test_a_descent_lets_go_of_its_steps(known: famr.Classifier, without_three: famr.Splits) -> None:
     """Captured steps hold much of a GPU's memory, which the next run needs."""
     gone: list[str] = []

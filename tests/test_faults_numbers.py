@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import famr
 from conftest import Outcome, alg1
 from famr.errors import NumericsError
-from famr.finite import SHOWN, NotFiniteError, naming
+from famr.finite import SHOWN, NotFiniteError, all_finite, naming
 from famr.models.classifier import Classifier
 from famr.optimise import Step
 from famr.resuming import Unfinished
@@ -127,3 +127,11 @@ def test_images_are_named_by_id_or_by_place_and_the_rest_is_counted() -> None:
             raise error
         assert f"; images {first}, " in str(caught.value.where)
         assert str(caught.value.where).endswith(" and 2 more")
+
+
+def test_numbers_are_finite_though_their_sum_is_not() -> None:
+    large, small = torch.full((4,), 3e38), torch.ones(2)
+    assert all_finite([large, small])
+    for wrong in (torch.inf, -torch.inf, torch.nan):
+        assert not all_finite([large, torch.tensor([1.0, wrong])])
+        assert not all_finite([small, torch.tensor([1.0, wrong])])
