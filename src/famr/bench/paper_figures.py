@@ -93,10 +93,15 @@ def curves(content: Mapping[str, Any], method: str = PAPER) -> list[Curve]:
     return found
 
 
-def draw_figure(content: Mapping[str, Any], number: int, file: Path, method: str = PAPER) -> None:
-    """One of the paper's figures as a PNG."""
+def require_figure(number: int) -> None:
+    """Refuse one that the paper does not have."""
     if number not in FIGURES:
         raise RequestError(f"There is no figure {number}.", where="--figure", fix="Use 1, 2, 3 or 4.")
+
+
+def draw_figure(content: Mapping[str, Any], number: int, file: Path, method: str = PAPER) -> None:
+    """One of the paper's figures as a PNG."""
+    require_figure(number)
     found = curves(content, method)
     if not found:
         raise RequestError(

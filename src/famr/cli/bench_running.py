@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from famr.bench.contenders import PAPER, contenders_called
-from famr.bench.paper_figures import draw_figure
+from famr.bench.paper_figures import draw_figure, require_figure
 from famr.bench.paper_setting import DEFAULT, LITTLE, SIZES, gather, presets, printed, size_called
 from famr.bench.paper_setting import Subject as Sized
 from famr.bench.paper_tables import paper_page, paper_table
@@ -210,6 +210,8 @@ def run_paper(
     default: bool = True,
 ) -> dict[str, Any]:
     """Run what is missing for the paper's table, then write the table or draw the figure from all there is."""
+    if figure is not None:
+        require_figure(figure)
     facts = _facts(output, subject, table)
     if subject is not None:
         data = open_facts(subject.data_facts)
