@@ -191,7 +191,7 @@ def test_one_command_a_table_and_one_a_figure(run: Callable[..., Any], tmp_path:
     assert run(*command, "--figure", 1).code == 2  # nothing there yet
     training = ["--epochs", 1, "--learning-rate", 3e-3, "--batch-size", 64, "--no-augment", "--device", "cpu"]
     sized = ["--data", "digits", "--little", "--size", "Ti", "--class", "3"]
-    wrong = run(*command, "--table", 1, "--figure", 9, *sized, *training)
+    wrong = run(*command, "--figure", 9, *sized, *training)
     assert (wrong.code, out.exists()) == (2, False)  # before anything runs
     assert "no figure 9" in wrong.err
     made = run(*command, "--table", 1, *sized, *training)
