@@ -18,7 +18,7 @@ from alternative_cases import Peek, start, stepping
 from famr.alternatives import BadTeacher, BoundaryShrink, Delete, FineTune, Ours, Retrain, Scrub, SisaRemoval
 from famr.alternatives.descent import RATES
 from famr.alternatives.work import Work
-from famr.bench import looks, running
+from famr.bench import contenders, looks, running
 from famr.bench.account import tuning_table
 from famr.bench.contenders import Contender, contenders_called, every_contender, file_stem, slug
 from famr.bench.looks import GAPS, apart
@@ -616,6 +616,25 @@ def test_another_training_of_an_original_is_told(ran: Ran) -> None:
 
 
 # on the command line
+
+
+def test_who_asks_for_all_methods_gets_those_that_can_serve(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = (quick(Delete()), quick(FineTune()))
+    monkeypatch.setattr(contenders, "every_contender", lambda: both)
+    common = ["bench", "methods", "--data", "digits", "--start", VIT, "--from-scratch", "--class", "3"]
+    common += [f"--model-arg={name}={value}" for name, value in SMALL_VIT.items()]
+    common += ["--samples-share", "0.1", "--trials", 1, "--epochs", 1, "--no-augment", "--device", "cpu"]
+    done = run(*common, "--output", tmp_path / "bench")
+    assert done.code == 0, done.err
+    told = done.out + done.err
+    assert told.index("not served: DELETE · 10 % of the samples") < told.index("training the original")
+    content = json.loads((tmp_path / "bench/results.json").read_text(encoding="utf-8"))
+    ran = [(cell["method"], cell["task"][:5]) for cell in content["cells"]]
+    assert ran == [("DELETE", "class"), ("fine-tune", "class"), ("fine-tune", "10 % ")]
+    assert len(content["not_served"]) == 1
+    assert run(*common, "--methods", "delete,fine-tune", "--output", tmp_path / "named").code == 2
 
 
 def test_the_command_runs_a_trained_model(run: Callable[..., Any], digits: Data, tmp_path: Path) -> None:

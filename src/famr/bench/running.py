@@ -59,6 +59,8 @@ def run_bench(bench: Bench, folder: Path, say: Say = print, ranks: Ranks = ALONE
     with ranks.together():
         if ranks.first:
             records.write()
+            for pair, reason in not_served.items():
+                say(f"not served: {pair}: {reason}")
     with ranks.together():
         records.require_written()
     with spread(ranks) as work:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from famr.bench.contenders import PAPER, contenders_called
+from famr.bench.contenders import EVERY, PAPER, contenders_called
 from famr.bench.paper_figures import draw_figure, require_figure
 from famr.bench.paper_setting import DEFAULT, LITTLE, SIZES, gather, presets, printed, size_called
 from famr.bench.paper_setting import Subject as Sized
@@ -146,7 +146,7 @@ def run_methods(
         seeds[0] if tuning_seed is None else tuning_seed,
         original,
         {"data": subject.told_data(), "model": subject.told_start(subject.start)},
-        leave_out_unserved,
+        leave_out_unserved or EVERY in methods,  # who asks for all means all that can
         subject.retry_failed,
         shards,
         subject.device,

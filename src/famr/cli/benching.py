@@ -59,13 +59,14 @@ def methods(
     samples_share: Annotated[
         list[float] | None, typer.Option(help="A share of the training images, drawn at random. Repeatable.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Methods, with commas between them; or all.")] = "all",
+    methods: Annotated[str, typer.Option(help="Methods, with commas between them; all: those that can serve.")] = "all",
     seeds: Seeds = "0",
     trials: Annotated[int, typer.Option(help="Runs a method may use for tuning; 1: its default numbers.")] = 6,
     tune_on: Annotated[str | None, typer.Option(help="A class to tune on; default: drawn from the others.")] = None,
     tuning_seed: Annotated[int | None, typer.Option(help="The original to tune on; default: the first seed's.")] = None,
     leave_out_unserved: Annotated[
-        bool, typer.Option("--leave-out-unserved", help="Show pairs that cannot be served as such, and run the others.")
+        bool,
+        typer.Option("--leave-out-unserved", help="A method that is named and cannot serve is shown so, not refused."),
     ] = False,
     shards: Annotated[int, typer.Option(help="Shards of the ensemble that SISA needs.")] = 5,
     most_epochs: Annotated[int | None, typer.Option(help="Methods go over retained images at most so often.")] = None,
