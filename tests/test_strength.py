@@ -101,6 +101,24 @@ def test_what_counts_as_lost() -> None:
     assert replace(blind, predicted_drift=0.3).lost == 0.3
 
 
+@pytest.mark.parametrize(
+    ("images", "lost", "kept"),
+    [(500, 5, True), (500, 6, False), (100, 1, True), (100, 2, False), (49, 1, True), (49, 2, False), (8, 1, True)],
+)
+def test_a_budget_is_one_image_at_least(images: int, lost: int, kept: bool) -> None:
+    right = images - 3
+    found = replace(FINE, retained_before=right / images, retained_after=(right - lost) / images, watched=images)
+    assert found.kept(0.01) is kept
+    assert replace(found, watched=None).kept(0.01) is (lost / images <= 0.01)
+
+
+def test_what_is_not_seen_on_images_is_held_to_the_budget() -> None:
+    blind = replace(FINE, retained_before=None, retained_after=None, watched=None)
+    assert blind.kept(0.01)
+    assert replace(blind, predicted_drift=0.009).kept(0.01)
+    assert not replace(blind, predicted_drift=0.011).kept(0.01)
+
+
 def test_gates_of_every_run() -> None:
     require_outcome(FINE)
     with pytest.raises(GateError, match="next to nothing"):

@@ -24,6 +24,8 @@ CLOSE = 0.01
 """Nats to the target at which there is nothing left to forget."""
 NOTHING = 0.9
 """A forgetting loss that is still above this share of where it began: nothing was done."""
+ROUNDING = 1e-6
+"""What an accuracy may be off by."""
 START = {
     ("natural", "l2"): 0.0,  # the plain gradient: no strength changes its direction
     ("natural", "fisher"): 1e3,
@@ -51,6 +53,8 @@ class Outcome:
     retained_after: float | None
     predicted_drift: float | None
     """½ΔᵀFΔ: the change of retained answers in nats that the Fisher information predicts; None without it."""
+    watched: int | None = None
+    """How many retained images that accuracy is of."""
 
     @property
     def forgot(self) -> bool:
@@ -65,6 +69,11 @@ class Outcome:
         if self.retained_before is None or self.retained_after is None:
             return self.predicted_drift
         return self.retained_before - self.retained_after
+
+    def kept(self, budget: float) -> bool:
+        """Whether no more was lost than the budget allows: one image at least, as no fewer can be seen to be lost."""
+        one = 1 / self.watched if self.watched else 0.0
+        return self.lost is None or self.lost <= max(budget, one) + ROUNDING
 
 
 def predicted_drift(anchor: Anchor, parameters: Sequence[nn.Parameter]) -> float | None:
@@ -88,7 +97,7 @@ def seek_strength(
     while firmness is not None:
         outcome, *found = attempt(with_firmness(method, firmness))
         outcomes.append(outcome)
-        tried.append((firmness, outcome.forgot, outcome.lost is None or outcome.lost <= method.budget))
+        tried.append((firmness, outcome.forgot, outcome.kept(method.budget)))
         firmness = next_firmness(tried)
         if with_firmness(method, 0.0) == with_firmness(method, 1.0):
             break  # there is nothing to make firmer
@@ -144,6 +153,7 @@ def no_strength(outcomes: Sequence[Outcome], budget: float) -> GateError:
     def told(outcome: Outcome) -> str:
         accuracy = "unknown" if outcome.forget_accuracy is None else f"{outcome.forget_accuracy:.1%}"
         lost = "not measured" if outcome.lost is None else f"{outcome.lost:.4f}"
+        lost += f" of {outcome.watched} retained images" if outcome.watched else ""
         strengths = f"{outcome.strength:g} and {outcome.function_strength:g}"
         return f"{strengths}: forget accuracy {accuracy}, loss {outcome.loss_after:.3g}, lost {lost}"
 

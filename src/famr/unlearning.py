@@ -240,6 +240,7 @@ def forget(
             chance=1 / loss.target.shape[-1] if firm.target == "uniform" else 0.0,
             retained_before=before[0] if before else None,
             retained_after=None if watched is None else accuracy_now(loss, watched),
+            watched=None if watched is None else len(watched),
             predicted_drift=predicted_drift(anchors[0].anchor, trainable(unlearned.module)),
         )
         return outcome, history, loss.method
