@@ -18,7 +18,7 @@ COLOURS = {"ViT-Ti": "#c1440e", "ViT-S": "#d99a2b", "ViT-B": "#2a6f97", "ViT-L":
 MARKED = 16
 """Markers of a line at most; one an epoch, where there are no more."""
 MARKERS = {"ViT-Ti": "o", "ViT-S": "s", "ViT-B": "^", "ViT-L": "D"}
-CORNERS = ((5, 5), (-12, 5), (5, 14), (-12, 14))
+CORNERS = ((5, 5), (-12, 5), (5, 14), (-12, 22))
 """Where the number of an epoch stands beside its marker, in points; curves that end at one place take turns."""
 LABELS = {
     "epoch": "epoch",
