@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -274,11 +277,32 @@ def test_the_kernels_compile(name: str, width: int | None, home: str | None, mon
     except OSError:
         assert torch.version.cuda is None
     else:
-        assert isinstance(forward, bytes)
-        assert forward is backward  # compiled once
-        assert b".text.forward\0" in forward
-        assert b".text.backward\0" in forward
+        assert isinstance(forward, compiling.Kernel)
+        assert isinstance(backward, compiling.Kernel)
+        assert forward.loaded is backward.loaded  # compiled once
+        assert b".text.forward\0" in forward.loaded
+        assert b".text.backward\0" in forward.loaded
     assert home == cpp_extension.CUDA_HOME
+
+
+@pytest.mark.parametrize("failed", [0, 700])
+def test_a_kernel_is_launched_with_the_places_of_its_arguments(failed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def launch(kernel: Any, *given: Any) -> int:
+        *sizes, shared, stream, places, extra = given
+        kinds = (ctypes.c_void_p, ctypes.c_int, ctypes.c_double)
+        read = [ctypes.cast(place, ctypes.POINTER(kind))[0] for place, kind in zip(places, kinds, strict=True)]
+        seen.append((kernel, sizes, shared, stream.value, read, extra))
+        return failed
+
+    monkeypatch.setattr(compiling, "_driver", lambda: SimpleNamespace(cuLaunchKernel=launch))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    x = torch.ones(3)
+    expected = nullcontext() if not failed else pytest.raises(RuntimeError, match="700")
+    with expected:
+        compiling.Kernel(SimpleNamespace(func="kernel"))((2, 1, 1), (64, 1, 1), [x, 5, 0.25])
+    assert seen == [("kernel", [2, 1, 1, 64, 1, 1], 0, 77, [x.data_ptr(), 5, 0.25], None)]
 
 
 def test_waiting_for_a_kernel_is_counted_once() -> None:

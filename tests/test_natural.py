@@ -35,6 +35,27 @@ def test_kfac_preconditioning_solves_with_the_dense_kronecker_product(strength: 
     torch.testing.assert_close(torch.cat([found[0], found[1][:, None]], dim=1), expected)
 
 
+def test_layers_of_one_shape_are_solved_together_as_each_is_alone() -> None:
+    """And what no layer covers is divided weight by weight."""
+    shapes = [(3, 4), (2,), (3, 4), (3,), (5, 4), (3, 4)]  # the fourth is the bias of the third
+    gradient = [random(*shape, seed=10 + place) for place, shape in enumerate(shapes)]
+    layers = [
+        Factors(weight, bias, covariance(4 + (bias is not None), weight), covariance(rows, 20 + weight))
+        for weight, bias, rows in ((0, None, 3), (2, 3, 3), (4, None, 5), (5, None, 3))
+    ]
+    rest = [torch.zeros_like(each) for each in gradient]
+    rest[1] = random(2).square()
+    found = KFACAnchor(gradient, layers, rest).precondition(gradient, 0.7)
+    torch.testing.assert_close(found[1], gradient[1] / (1 + 0.7 * rest[1]))
+    for layer in layers:
+        columns = [gradient[layer.weight], *([] if layer.bias is None else [gradient[layer.bias][:, None]])]
+        dense = torch.eye(len(layer.G) * len(layer.A), dtype=torch.float64) + 0.7 * torch.kron(layer.G, layer.A)
+        alone = torch.linalg.solve(dense, torch.cat(columns, dim=1).flatten()).reshape(len(layer.G), len(layer.A))
+        torch.testing.assert_close(found[layer.weight], alone[:, : gradient[layer.weight].shape[1]])
+        if layer.bias is not None:
+            torch.testing.assert_close(found[layer.bias], alone[:, -1])
+
+
 def test_kfac_preconditioning_of_a_convolution_keeps_its_shape() -> None:
     A, G = covariance(8, 1), covariance(3, 2)
     anchor = KFACAnchor([random(3, 2, 2, 2)], [Factors(0, None, A, G)], [torch.zeros(3, 2, 2, 2)])

@@ -16,9 +16,10 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import famr
 from famr import unlearning, waking
+from famr.attention import Asked
 from famr.setting import shape_of_one
 from famr.unread import AT_ONCE, Unread, unread
-from famr.waking import Looking, looking
+from famr.waking import Coming, Looking, looking
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 
@@ -202,7 +203,7 @@ def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three
         method = replace(method, precision="fp32")
         passes = passes_of(original, without_three, None, None, method, place)
         with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
-            look = looking(original, method, (3, 12, 12), place, lean=style)  # not even where it is done beside
+            look = looking(original, method, (3, 12, 12), place, style, Coming())  # not even where it is done beside
             assert len(look(loss, passes).layers) == layers
 
 
@@ -229,11 +230,15 @@ def test_a_copy_that_is_asked_beside_finds_the_same(
     shape = shape_of_one(original, passes)
     assert shape == (3, 12, 12)
     with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
-        here, beside = (looking(original, method, shape, place, lean=lean)(loss, passes) for lean in (False, True))
+        here, beside = (
+            looking(original, method, shape, place, lean, Coming(9, 9, 9))(loss, passes) for lean in (False, True)
+        )
         assert len(here.layers) == 3
         assert beside.layers == here.layers
         asleep.clear()
-        nothing = looking(original, method, (3, 5, 5), place, lean=True)(loss, passes)  # it cannot take such images
+        nothing = looking(original, method, (3, 5, 5), place, True, Coming())(
+            loss, passes
+        )  # it cannot take such images
         assert nothing.layers == ()
     assert original.digest() == before
     assert not still.requires_grad
@@ -244,9 +249,9 @@ def test_a_copy_that_is_asked_beside_finds_the_same(
     ("network", "attends"), [(timm_vit(), True), (timm.create_model("resnet10t", num_classes=5).eval(), False)]
 )
 def test_only_networks_with_attention_have_its_kernels_loaded(network: nn.Module, attends: bool) -> None:
-    with torch.no_grad(), waking._Attention() as attention:
+    with torch.no_grad(), Asked() as attention:
         network(torch.zeros(1, 3, 16, 16))
-    assert attention.asked is attends
+    assert bool(attention.tokens) is attends
 
 
 def test_a_device_without_such_kernels_is_no_error() -> None:
@@ -267,7 +272,7 @@ def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
     monkeypatch.setattr(waking, "unplanned_attention", lambda: unplanned.append(1) or nullcontext())
     passes = passes_of(original, without_three, None, None, method, place)
     with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
-        found = [looking(original, method, (3, 12, 12), place, lean=True)(loss, passes) for _ in range(3)]
+        found = [looking(original, method, (3, 12, 12), place, True, Coming())(loss, passes) for _ in range(3)]
     assert len(copies) == 1
     assert len(unplanned) == 3  # a plan of attention for two images would serve nobody
     assert len(found[0].layers) == 3
@@ -277,5 +282,5 @@ def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
 def test_a_network_without_attention_leaves_it_asleep(asleep: set[torch.device]) -> None:
     place = torch.device("cpu")
     for network, awake in ((timm.create_model("resnet10t", num_classes=5), set()), (timm_vit(), {place})):
-        waking._woken(famr.Classifier(network), replace(famr.FAMR(), precision="fp32"), (3, 16, 16), place)
+        waking._woken(famr.Classifier(network), replace(famr.FAMR(), precision="fp32"), (3, 16, 16), place, Coming())
         assert asleep == awake

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from famr.attention import Asked
 from famr.batches import Batch, Batches, look_size, looks
 from famr.data import Images
 from famr.errors import RequestError, is_out_of_memory
@@ -53,6 +54,8 @@ class ForgetLoss:
     """Whether it takes the leaner ways of `lean` and `half`; there are no second derivatives then."""
     front: Front | None = None
     """Where given, batches hold what this frozen front made of their images, and the network begins behind it."""
+    attention: int | None = None
+    """Tokens, for each head, that one pass over the forget images asks attention for; None where nobody counted."""
 
     @classmethod
     def without_target(
@@ -209,11 +212,17 @@ def forget_loss(asking: ForgetLoss, passes: Passes, known: ForgetLoss | None = N
     model, method, device = asking.model, asking.method, asking.device
     if not method.forgets_style:
         if known is None:
-            method, target = _target(asking, passes)
+            if asking.front is not None:
+                next(iter(passes.forget(None)))  # walks it, which steps do not
+            with Asked() if asking.lean else nullcontext() as asked:
+                original = asking.forgotten_answers(passes)
+            method, target = _target(asking, passes, original)
+            attention = None if asked is None else asked.tokens
         else:
             method, target = replace(method, temperature=known.method.temperature), known.target
+            attention = known.attention
         left_out = torch.tensor(passes.forgotten, device=device) if method.target == "masked" else None
-        yield replace(asking, method=method, target=target.to(device), forgotten=left_out)
+        yield replace(asking, method=method, target=target.to(device), forgotten=left_out, attention=attention)
         return
     assert method.style_layer is not None
     if passes.neutral is None:
@@ -226,18 +235,17 @@ def forget_loss(asking: ForgetLoss, passes: Passes, known: ForgetLoss | None = N
         if method.target == "probe":
             target = _probed(model.module, tap, passes, asking.ranks)
         else:
-            method, target = _target(asking, passes)
+            method, target = _target(asking, passes, asking.forgotten_answers(passes))
         gram_target = mean_gram(model.module, tap, passes.neutral(None))
         loss = replace(asking, method=method, target=target.to(device), tap=tap, gram_target=gram_target)
         yield loss if method.beta is not None else _balanced(loss, passes.forget)
 
 
-def _target(asking: ForgetLoss, passes: Passes) -> tuple[FAMR, Tensor]:
+def _target(asking: ForgetLoss, passes: Passes, original: Answers) -> tuple[FAMR, Tensor]:
     """q of each forget image, from the original's answers; and the method with its temperature filled in."""
     method = asking.method
     if method.target == "probe":
         raise RequestError("The probe target is for styles.", where="target", fix="Use masked, reference or uniform.")
-    original = asking.forgotten_answers(passes)
     classes = original.logits.shape[-1]
     if method.target == "uniform":
         return method, uniform_target(classes)

@@ -182,6 +182,16 @@ class FAMR:
         """λ as a number, once it has been chosen."""
         return self._number("strength")
 
+    @property
+    def images_along(self) -> int:
+        """Images that a step takes for each forget image: itself, and one whose answer is held, if any are."""
+        return 2 if self.function_strength else 1
+
+    @property
+    def image_passes(self) -> int:
+        """The same of all steps."""
+        return self.settled_epochs * self.images_along
+
     def images_a_step(self, images: int) -> int:
         """So many that all steps of an epoch have about as many: with a mean, each image then weighs the same.
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from famr.anchors.choose import anchors_for
 from famr.at_work import begin_anew, from_work, require_divisible, to_work, what_is_seen, working_place
+from famr.attention import attention_for
 from famr.batches import LabelledImages
 from famr.captured import aside
 from famr.data import Images
@@ -39,7 +40,7 @@ from famr.sketch import Sketch
 from famr.splits import Earlier, Splits
 from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
 from famr.unread import Unread
-from famr.waking import looking
+from famr.waking import Coming, looking
 from famr.watch import accuracy_now, watched_images
 
 
@@ -190,7 +191,8 @@ def forget(
     lean = lean_pays(place) and ranks.size == 1
     if lean and method.settled_precision == "bf16":
         get_ready(unlearned.module)
-    look = looking(unlearned, method, shape_of_one(unlearned, passes), place, lean)
+    coming = Coming() if splits is None else Coming.of(len(splits.forget), method, place)
+    look = looking(unlearned, method, shape_of_one(unlearned, passes), place, lean, coming)
     watched = watched_images(splits, method, seed) if gates or method.strength == "auto" else None
 
     before: list[float] = []  # the original's accuracy on these
@@ -227,7 +229,7 @@ def forget(
             """Seconds that went into what makes the steps fast."""
             return waited() - since + idle[0].seconds + (0.0 if loss.front is None else loss.front.seconds)
 
-        with idle[0].spared(unlearned.module):
+        with idle[0].spared(unlearned.module), attention_for(loss.attention, firm.image_passes):
             rows_of = followed(loss, ahead, anchors, seed, track_retain, rows, on_event, progress, spent, measuring)
             history = tuple(rows_of)
         first, last = history[0], history[-1]

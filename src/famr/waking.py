@@ -2,44 +2,83 @@
 
 The first gradient of a process takes a second: handles are made, plans are drawn up, kernels are loaded, most of it
 with no Python. Meanwhile a run has images to decode. So a copy of the network is asked beside that work what nobody
-reads of it (`unread`), which takes two passes of two images, and a run begins with what it found.
+reads of it (`unread`), which takes two passes of two images, and a run begins with what it found. Libraries have other
+kernels for as many images as are to come: the copy sees so many before, and takes a step with so many after.
+
 Elsewhere, and in later runs, nothing has to wake: the network itself is asked, when a run needs to know, and behind a
 frozen front that is a part of it.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
+from famr.anchors import FisherAnchor, Held
+from famr.attention import Asked, planned
+from famr.batches import SHARE, Batch, look_size
 from famr.devices import unplanned_attention
 from famr.errors import is_out_of_memory
 from famr.forget_loss import ForgetLoss, Passes
+from famr.front import ROOM
 from famr.kernels.compiling import beside
 from famr.method import FAMR
 from famr.models import Classifier
+from famr.natural import natural_step
+from famr.objective import uniform_target
+from famr.scarce import blocks
 from famr.unread import Unread, unread
 
 SOME = 2
 """Images that are asked about."""
+REHEARSED = 2
+"""Blocks, the last ones, whose gradients are taken with a step's images; that of an image ends in the first of them."""
+
+EACH = 32
+"""Bytes that are set aside for each byte of images: a ViT-L has about 25 of them in the tensors of two blocks."""
 
 _AWAKE: set[torch.device] = set()
 """Devices whose libraries have woken, attention among them."""
+
+
+class Coming(NamedTuple):
+    """What a run will ask of its network; zeros where that is not known."""
+
+    looked_at: int = 0
+    """Images at once where nothing but answers are wanted."""
+    images: int = 0
+    """Images of a step."""
+    passes: int = 0
+    """Of all steps, images taken together."""
+
+    @classmethod
+    def of(cls, images: int, method: FAMR, device: torch.device) -> Coming:
+        """Of a run that forgets so many."""
+        in_a_step = method.images_along * method.images_a_step(images)
+        return cls(min(images, look_size(device)), in_a_step, images * method.image_passes)
+
 
 Looking = Callable[[ForgetLoss, Passes], Unread]
 """What nobody reads, once a run needs to know; its seconds are those for which the run had to wait."""
 
 
-def looking(model: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device, lean: bool) -> Looking:
+def looking(
+    model: Classifier,
+    method: FAMR,
+    shape: tuple[int, ...],
+    place: torch.device,
+    lean: bool,
+    coming: Coming,
+) -> Looking:
     """Begin to look, where that can be done beside other work. `shape`: of one image as the network takes it.
 
     The copy is made here, of a network that is on its device, and not where that may just be changed.
@@ -52,7 +91,7 @@ def looking(model: Classifier, method: FAMR, shape: tuple[int, ...], place: torc
         if not is_out_of_memory(error):
             raise
         return _asked
-    return partial(_awaited, beside().submit(_woken, tried, method, shape, place))
+    return partial(_awaited, beside().submit(_woken, tried, method, shape, place, coming))
 
 
 def _awaited(coming: Future[Unread], loss: ForgetLoss, passes: Passes) -> Unread:  # noqa: ARG001
@@ -69,36 +108,53 @@ def _asked(loss: ForgetLoss, passes: Passes) -> Unread:
         return unread(loss.model.module, loss.logits, some, loss.method.settled_precision)
 
 
-def _woken(tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device) -> Unread:
+def _woken(tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device, coming: Coming) -> Unread:
     """By a copy, and noise in the place of images; nothing where that fails, as where memory is scarce."""
     try:
-        with torch.cuda.device(place) if place.type == "cuda" else nullcontext():
+        with torch.cuda.device(place) if place.type == "cuda" else nullcontext(), unplanned_attention():
             tried.module.eval()
             for weight in tried.module.parameters():
                 weight.requires_grad_(weight.is_floating_point())
             noise = torch.randn(SOME, *shape, generator=torch.Generator().manual_seed(0)).to(place)
             asking = ForgetLoss.without_target(tried, method, place, lean=True)
-            with unplanned_attention(), _Attention() as attention:
+            if _room(coming.looked_at, shape, place):
+                with suppress(RuntimeError), torch.no_grad():
+                    asking.logits(noise[:1].expand(coming.looked_at, *shape))
+            with Asked() as attention:
                 found = unread(tried.module, asking.logits, noise, method.settled_precision)
-            if attention.asked:
-                _load_attention(place)
+            if attention.tokens:
                 _AWAKE.add(place)
+                if planned(attention.tokens // SOME, coming.passes):
+                    _load_attention(place)
+            if _room(coming.images, shape, place):
+                with suppress(RuntimeError), found.spared(tried.module):
+                    _rehearse(asking, noise[:1].expand(coming.images, *shape))
             return found
     except Exception:  # of whatever kind: the run itself will tell what is wrong
         return Unread()
 
 
-class _Attention(TorchFunctionMode):
-    """Notes whether a network asks for attention."""
+def _room(images: int, shape: tuple[int, ...], place: torch.device) -> bool:
+    """Whether so many, if any, leave most of the memory to the run itself, which goes on meanwhile."""
+    free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else ROOM
+    return 0 < images * math.prod(shape) * torch.float32.itemsize * EACH <= free // SHARE
 
-    asked = False
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Whatever torch is asked for."""
-        self.asked = self.asked or func is F.scaled_dot_product_attention
-        return func(*args, **dict(kwargs or {}))
+def _rehearse(asking: ForgetLoss, images: Tensor) -> None:
+    """A step, with gradients for the last blocks alone, so that it takes little memory; it leads nowhere."""
+    module = asking.model.module.requires_grad_(False)
+    for block in list(blocks(module))[-REHEARSED:]:
+        block.requires_grad_(True)
+    with torch.no_grad():
+        classes = asking.logits(images[:1]).shape[-1]
+    labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
+    loss = replace(asking, target=uniform_target(classes).to(images.device), forgotten=labels[:1])
+    lost = loss(Batch(images, labels, labels))
+    lost.backward()  # type: ignore[no-untyped-call]
+    moved = [weight for weight in module.parameters() if weight.grad is not None]
+    natural_step(moved, [Held(FisherAnchor(moved, [torch.zeros_like(weight) for weight in moved]), 1.0)], lost, 0.0)
+    if images.is_cuda:
+        torch.cuda.synchronize(images.device)
 
 
 def _load_attention(place: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
-from famr.anchors.kfac import Factors, Spectra, kfac_factors
+from famr.anchors.kfac import Spectra, covered, kfac_factors
 from famr.batches import (
     EVALUATION_BATCH,
     Batches,
@@ -78,7 +78,7 @@ def _fisher_anchor(loss: ForgetLoss, start: list[Tensor], batches: Batches, seed
     if loss.method.anchor == "fisher":
         return FisherAnchor(start, fisher_diagonal(module, logits_of, batches(None), draws))
     layers, diagonals = kfac_factors(module, logits_of, batches(None), draws)
-    rest = fisher_diagonal(module, logits_of, batches(None), draws, _covered(layers) | diagonals.keys())
+    rest = fisher_diagonal(module, logits_of, batches(None), draws, covered(layers) | diagonals.keys())
     return KFACAnchor(start, layers, [diagonals.get(place, each) for place, each in enumerate(rest)])
 
 
@@ -95,18 +95,14 @@ def from_sketch(loss: ForgetLoss, start: list[Tensor], sketch: Sketch) -> Fisher
         for layer in sketch.layers
         if layer.weight in place and (layer.bias is None or layer.bias in place)
     ]
-    covered = _covered(layers)
-    rest = [torch.zeros_like(f) if now in covered else f for now, f in enumerate(diagonal)]
+    held = covered(layers)
+    rest = [torch.zeros_like(f) if now in held else f for now, f in enumerate(diagonal)]
     return KFACAnchor(start, layers, rest)
 
 
 def _among(layer: Spectra, place: Mapping[int, int]) -> Spectra:
     """The same layer where fewer weights may change, which have other places then."""
     return replace(layer, weight=place[layer.weight], bias=None if layer.bias is None else place[layer.bias])
-
-
-def _covered(layers: Sequence[Factors | Spectra]) -> set[int]:
-    return {place for layer in layers for place in (layer.weight, layer.bias) if place is not None}
 
 
 def _passes(loss: ForgetLoss, images: Images | Iterable[LabelledImages], size: int, ranks: Ranks = ALONE) -> Batches:

@@ -37,7 +37,19 @@ class FisherAnchor:
     @torch.no_grad()
     def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
         """gᵢ/(1 + sFᵢ)."""
-        return [g / (1 + strength * f) for g, f in zip(gradient, self.fisher, strict=True)]
+        return shrunk(gradient, self.fisher, strength)
+
+
+def shrunk(gradient: Sequence[Tensor], fisher: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
+    """gᵢ/(1 + sFᵢ), of all weights at once: one by one they are hundreds of small operations.
+
+    >>> shrunk([torch.tensor([6.0])], [torch.tensor([2.0])], strength=1.0)
+    (tensor([2.]),)
+    """
+    if not gradient:
+        return ()
+    firm = torch._foreach_add(torch._foreach_mul(list(fisher), strength), 1)
+    return torch._foreach_div(list(gradient), firm)
 
 
 def draw_labels(log_p: Tensor, uniform: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from famr.anchors.fisher import draw_labels
+from famr.anchors.fisher import draw_labels, shrunk
 from famr.batches import Batch
 from famr.errors import NumericsError
 from famr.finite import Sums
@@ -47,18 +47,12 @@ class Spectra:
 
     def times(self, matrix: Tensor) -> Tensor:
         """G M A."""
-        return self._back(self._turned(matrix) * (self.g[:, None] * self.a))
+        return self.V @ ((self.V.T @ matrix @ self.U) * (self.g[:, None] * self.a)) @ self.U.T
 
-    def solved(self, matrix: Tensor, strength: float) -> Tensor:
-        """(I + s·A⊗G)⁻¹ M, exactly."""
-        return self._back(self._turned(matrix) / (1 + strength * self.g[:, None] * self.a))
-
-    def _turned(self, matrix: Tensor) -> Tensor:
-        """M in the eigenvectors."""
-        return self.V.T @ matrix @ self.U
-
-    def _back(self, turned: Tensor) -> Tensor:
-        return self.V @ turned @ self.U.T
+    @property
+    def spectra(self) -> Spectra:
+        """It is there."""
+        return self
 
     def to(self, device: torch.device | str) -> Spectra:
         """The same on a device."""
@@ -78,14 +72,29 @@ class Factors:
         """G M A."""
         return self.G @ matrix @ self.A
 
-    def solved(self, matrix: Tensor, strength: float) -> Tensor:
-        """(I + s·A⊗G)⁻¹ M, exactly."""
-        return self.spectra.solved(matrix, strength)
-
     @cached_property
     def spectra(self) -> Spectra:
         """In eigenvalues and eigenvectors, which take a while to find."""
         return Spectra(self.weight, self.bias, *_eigh(self.A), *_eigh(self.G))
+
+
+def covered(layers: Sequence[Factors | Spectra]) -> set[int]:
+    """The places of their weights and biases."""
+    return {place for layer in layers for place in (layer.weight, layer.bias) if place is not None}
+
+
+class Alike:
+    """Layers of one shape, solved together: a small product keeps a GPU waiting, many at once do not."""
+
+    def __init__(self, layers: Sequence[Factors | Spectra]) -> None:
+        self.layers = layers
+        every = [[getattr(layer.spectra, name) for layer in layers] for name in SPECTRA]
+        self._a, self._U, self._g, self._V = (each[0][None] if len(each) == 1 else torch.stack(each) for each in every)
+
+    def solved(self, matrices: Tensor, strength: float) -> Tensor:
+        """(I + s·A⊗G)⁻¹ M of each layer, exactly."""
+        turned = self._V.mT @ matrices @ self._U  # M in the eigenvectors
+        return self._V @ (turned / (1 + strength * self._g[:, :, None] * self._a[:, None, :])) @ self._U.mT
 
 
 class Metrics(NamedTuple):
@@ -124,10 +133,29 @@ class KFACAnchor:
     @torch.no_grad()
     def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
         """(I + s·A⊗G)⁻¹ g, exactly, in the eigenvectors of A and G."""
-        found = [g / (1 + strength * f) for g, f in zip(gradient, self.rest, strict=True)]
-        for layer in self.layers:
-            _put(found, layer, layer.solved(_take(gradient, layer), strength))
+        found, alone = list(gradient), self._alone
+        divided = shrunk([gradient[place] for place in alone], [self.rest[place] for place in alone], strength)
+        for place, each in zip(alone, divided, strict=True):
+            found[place] = each
+        for alike in self._alike:
+            solved = alike.solved(torch.stack([_take(gradient, layer) for layer in alike.layers]), strength)
+            for layer, matrix in zip(alike.layers, solved, strict=True):
+                _put(found, layer, matrix)
         return found
+
+    @cached_property
+    def _alone(self) -> list[int]:
+        """The places of the parameters that no layer covers."""
+        held = covered(self.layers)
+        return [place for place in range(len(self.original)) if place not in held]
+
+    @cached_property
+    def _alike(self) -> list[Alike]:
+        """The layers by their shapes."""
+        shapes: dict[tuple[int, ...], list[Factors | Spectra]] = {}
+        for layer in self.layers:
+            shapes.setdefault(tuple(_take(self.original, layer).shape), []).append(layer)
+        return [Alike(layers) for layers in shapes.values()]
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:

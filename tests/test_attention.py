@@ -1,0 +1,201 @@
+"""Attention is planned where that pays, which is known from what a network asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import famr
+from famr import unlearning, waking
+from famr.attention import WORTH, Asked, attention_for, planned
+from famr.batches import LOOK
+from famr.edited import edited_names
+from famr.unread import Unread
+from famr.waking import Coming
+
+BLOCKS, HEADS, TOKENS = 3, 2, 17  # sixteen patches and the class token
+CPU = torch.device("cpu")
+
+
+def timm_vit() -> nn.Module:
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=32, depth=BLOCKS, num_heads=HEADS, num_classes=5
+    )
+
+
+def hf_vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"image_size": 16, "patch_size": 4, "hidden_size": 32, "intermediate_size": 64}
+    return ViTForImageClassification(ViTConfig(num_hidden_layers=BLOCKS, num_attention_heads=HEADS, **sizes))
+
+
+def torchvision_vit() -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(16, 4, BLOCKS, HEADS, 32, 64, num_classes=5)
+
+
+def resnet() -> nn.Module:
+    return timm.create_model("resnet10t", num_classes=5)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [(timm_vit, 1), (hf_vit, 1), (torchvision_vit, 1), (resnet, 0)],
+)
+def test_tokens_are_counted_for_each_head_block_and_image(
+    build: Callable[[], nn.Module], expected: int, gradients: bool
+) -> None:
+    network = build().eval()
+    with torch.set_grad_enabled(gradients), Asked() as asked:
+        network(torch.zeros(7, 3, 16, 16))
+    assert asked.tokens == expected * 7 * BLOCKS * HEADS * TOKENS
+
+
+def test_a_plan_pays_from_so_many_tokens_on_and_where_nobody_counted() -> None:
+    assert planned(WORTH // 10, 10)
+    assert not planned(WORTH // 10 - 1, 10)
+    assert not planned(0, 10)
+    assert planned(None, 10)
+
+
+@pytest.mark.parametrize(("tokens", "enabled"), [(WORTH, True), (1, False), (None, True)])
+def test_steps_take_the_kernels_that_pay(tokens: int | None, enabled: bool) -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        with attention_for(tokens, 1):
+            assert torch.backends.cuda.cudnn_sdp_enabled() is enabled
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]]:
+    """What runs said about their steps: tokens a pass, and passes."""
+    found: list[tuple[int | None, int]] = []
+    own = unlearning.attention_for
+    monkeypatch.setattr(unlearning, "attention_for", lambda *said: found.append(said) or own(*said))
+    return found
+
+
+@pytest.mark.parametrize("held", [0.0, 1.0])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_a_run_counts_what_its_steps_will_ask_for(
+    original: famr.Classifier,
+    without_three: famr.Splits,
+    told: list[tuple[int | None, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    held: float,
+) -> None:
+    """Behind a frozen front, that is what the edited blocks ask for."""
+    monkeypatch.setattr(unlearning, "lean_pays", lambda _place: True)
+    method = famr.FAMR(edited_share=share, function_strength=held, strength=1.0, epochs=3, precision="fp32")
+    famr.forget(original, without_three, method, seed=0, device="cpu", track_retain=False, rows=1)
+    blocks = original.module.blocks
+    assert isinstance(blocks, nn.Sequential)
+    names = edited_names(original.module, lambda: original.module(torch.zeros(1, 3, 12, 12)), share, head=False)
+    first = min(int(name.split(".")[1]) for name in names if name.startswith("blocks."))
+    heads, tokens = blocks[0].attn.num_heads, original.module.pos_embed.shape[1]  # type: ignore[union-attr, index]
+    assert first == (0 if share == 1 else len(blocks) - 1)
+    assert told == [(len(without_three.forget) * (len(blocks) - first) * heads * tokens, 6 if held else 3)]
+
+
+def test_without_leaner_ways_nobody_counts(
+    original: famr.Classifier, without_three: famr.Splits, told: list[tuple[int | None, int]]
+) -> None:
+    famr.forget(original, without_three, famr.FAMR(epochs=1, strength=1.0), seed=0, device="cpu", rows=1)
+    assert [tokens for tokens, _ in told] == [None]
+
+
+class Seen:
+    """A network's images at a time, and which weights had gradients then; it may break off at so many."""
+
+    def __init__(self, network: nn.Module, most: int) -> None:
+        self.network, self.most = network, most
+        self.images: list[tuple[int, set[str]]] = []
+        network.register_forward_pre_hook(self.note)
+
+    def note(self, network: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if len(inputs[0]) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        blocks = [each for each in network.named_parameters() if each[0].startswith("blocks.")]
+        free = {name.split(".")[1] for name, weight in blocks if weight.requires_grad}
+        self.images.append((len(inputs[0]), free if torch.is_grad_enabled() else set()))
+
+
+COMING = Coming(looked_at=50, images=20, passes=100)
+
+
+def woken(network: nn.Module, coming: Coming, most: int = 99) -> tuple[Unread, list[tuple[int, set[str]]]]:
+    seen = Seen(network, most)
+    found = waking._woken(famr.Classifier(network), famr.FAMR(precision="fp32"), (3, 16, 16), CPU, coming)
+    return found, seen.images
+
+
+@pytest.fixture(autouse=True)
+def asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waking, "_AWAKE", set())
+
+
+def test_a_copy_takes_a_step_of_the_size_to_come() -> None:
+    """It first sees as many images as will be looked at, and last takes a step with gradients for the last blocks."""
+    network = timm_vit()
+    found, ((first, _), *_, (last, free)) = woken(network, COMING)
+    assert found.layers
+    assert (first, last) == (50, 20)
+    assert free == {"1", "2"}  # of three blocks
+    assert {name for name, weight in network.named_parameters() if weight.grad is not None} >= {
+        "blocks.1.attn.qkv.weight",
+        "blocks.2.mlp.fc2.weight",
+    }
+    assert network.blocks[0].attn.qkv.weight.grad is None  # type: ignore[union-attr, index]
+
+
+@pytest.mark.parametrize("most", [30, 5])
+def test_what_memory_does_not_hold_is_not_rehearsed(most: int) -> None:
+    whole, every = woken(timm_vit(), COMING)
+    found, seen = woken(timm_vit(), COMING, most)
+    assert found.layers == whole.layers
+    assert [images for images, _ in seen] == [images for images, _ in every if images <= most]
+
+
+def test_a_rehearsal_leaves_most_of_the_memory_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which goes on meanwhile, and may need it."""
+    enough = 4 * (20 * 3 * 16 * 16 * 4 * waking.EACH)  # twenty images take a fourth of it
+    whole, _ = woken(timm_vit(), COMING)
+    for room, most in ((enough, 20), (enough - 4, waking.SOME)):
+        monkeypatch.setattr(waking, "ROOM", room)
+        found, seen = woken(timm_vit(), COMING)
+        assert max(images for images, _ in seen) == most
+        assert found.layers == whole.layers
+
+
+def test_where_sizes_are_not_known_nothing_is_rehearsed() -> None:
+    _, seen = woken(timm_vit(), Coming())
+    assert max(images for images, _ in seen) == waking.SOME
+
+
+@pytest.mark.parametrize(("passes", "loaded"), [(WORTH, 1), (1, 0)])
+def test_kernels_that_need_a_plan_are_loaded_where_one_may_pay(
+    passes: int, loaded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[torch.device] = []
+    monkeypatch.setattr(waking, "_load_attention", found.append)
+    woken(timm_vit(), COMING._replace(passes=passes))
+    assert len(found) == loaded
+
+
+def test_what_is_to_come_of_a_run() -> None:
+    method = famr.FAMR(epochs=12, function_strength=1.0)
+    assert Coming.of(500, method, torch.device("cuda")) == (500, 250, 12_000)
+    assert Coming.of(5000, method, torch.device("cuda")).looked_at == LOOK
+    assert Coming.of(500, famr.FAMR(epochs=10, function_strength=0.0), torch.device("cuda")) == (500, 125, 5000)
