@@ -285,6 +285,14 @@ def certified(original: famr.Classifier, without_three: famr.Splits) -> tuple[fa
     return result, certify(result, without_three, device="cpu", lanczos_steps=5, retained_images=20)
 
 
+@pytest.mark.parametrize("option", ["lanczos_steps", "retained_images"])
+def test_a_certificate_from_nothing_is_refused(
+    certified: tuple[famr.Unlearned, Certificate], without_three: famr.Splits, option: str
+) -> None:
+    with pytest.raises(RequestError, match=f"`{option}` must be at least 1, got 0"):
+        certify(certified[0], without_three, device="cpu", **{option: 0})
+
+
 def test_a_network_gets_every_claim_or_a_reason(certified: tuple[famr.Unlearned, Certificate]) -> None:
     result, certificate = certified
     assert certificate.kind == "deviation"

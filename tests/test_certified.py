@@ -114,6 +114,52 @@ def test_the_commands_train_remove_and_refuse(original_run: Path, tmp_path: Path
         assert "of a certified head: what holds of it stands in its certificate.md" in told.err
 
 
+@pytest.mark.parametrize("name", ["--epsilon", "--delta", "--sigma", "--head-strength"])
+def test_what_is_said_of_a_head_is_refused_where_there_will_be_none(
+    name: str, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    told = run("train", "--model", "timm:none", "--data", "digits", "--output-dir", tmp_path / "none", name, "0.5")
+    assert told.code == 2
+    assert f"{name} means nothing for a network without a certified head" in told.err
+    assert "--certified-head" in told.err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "option", [["--epochs", "3"], ["--batch-size", "8"], ["--learning-rate", "1"], ["--no-augment"], ["--resume"]]
+)
+def test_what_trains_a_network_is_refused_for_a_head(
+    option: list[str], tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    asked = ["--model", "timm:none", "--data", "digits", "--certified-head", "--output-dir", tmp_path / "none"]
+    told = run("train", *asked, *option)
+    assert told.code == 2
+    assert " means nothing for a certified head" in told.err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("option", [["--paper"], ["--epochs", "3"], ["--anchor", "l2"], ["--seed", "1"]])
+def test_what_says_how_to_forget_is_refused_where_images_are_removed(
+    certified: CertifiedClassifier, option: list[str], tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    head, none = certified.save(tmp_path / "head"), tmp_path / "none"
+    told = run("forget", "--model", head, "--data", "digits", "--sample", "0", "--output-dir", none, *option)
+    assert told.code == 2
+    assert f"{option[0]} means nothing for a certified head" in told.err
+    assert not none.exists()
+
+
+def test_a_backbone_may_be_built_as_a_network_is(tmp_path: Path, run: Callable[..., Outcome]) -> None:
+    sizes = ["img_size=16", "patch_size=4", "embed_dim=16", "depth=1", "num_heads=2"]
+    built = ["--model", "timm:vit_tiny_patch16_224", *(f"--model-arg={size}" for size in sizes), "--from-scratch"]
+    asked = ["--data", "digits", "--device", "cpu", "--certified-head", "--json"]
+    for place, seed in enumerate((3, 3, 4)):
+        told = run("train", *built, "--seed", seed, *asked, "--output-dir", tmp_path / f"{place}")
+        assert told.code == 0, told.err
+    backbones = [CertifiedClassifier.load(tmp_path / f"{place}").backbone.digest() for place in range(3)]
+    assert backbones[0] == backbones[1] != backbones[2]
+
+
 def test_a_head_needs_labels(original: famr.Classifier, digits: Data) -> None:
     blank = digits.train.take(torch.arange(5)).with_targets([-1] * len(digits.train.all_ids))
     with pytest.raises(famr.FamrError, match="class for every image"):

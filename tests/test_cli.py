@@ -387,3 +387,24 @@ def test_what_names_an_output_can_be_said_in_short() -> None:
         found += [each.opts for each in command.params if {"--output", "--output-dir"} & set(each.opts)]
     assert len(found) >= 9
     assert all("-o" in names for names in found)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("forget", "--seed=-1"),
+        ("forget", "--split-seed=-1"),
+        ("audit", "--seed=-1"),
+        ("bench", "speed", "--seed=-1"),
+        ("certify", "--lanczos-steps=0"),
+        ("certify", "--retained-images=0"),
+    ],
+)
+def test_numbers_that_nothing_can_be_drawn_from_are_refused_at_once(
+    run: Callable[..., Outcome], given: tuple[str, ...]
+) -> None:
+    *command, option = given
+    told = run(*command, option)
+    assert told.code == 2
+    assert f"Invalid value for '{option.partition('=')[0]}'" in told.err
+    assert "greater than or equal to" in told.err or "range" in told.err

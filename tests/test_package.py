@@ -69,6 +69,17 @@ def test_the_readmes_table_of_methods_is_made_from_the_committed_results() -> No
     assert methods_summary(content) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_seconds_of_steps_are_told_as_they_were_measured() -> None:
+    file = ROOT / "benchmarks/results/end_to_end-cifar100-vit_tiny.json"
+    cells = {cell["name"]: cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]}
+    anew = cells["retraining"]["seconds_of_steps"]
+    ours = [cells[name]["seconds_of_steps"] for name in ("default", "10 epochs, held by a sketch")]
+    took, shares = (f"{each:.2f} s" for each in ours), (f"{100 * each / anew:.1f}" for each in ours)
+    pages = [" ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("README.md", "docs/speed.md")]
+    assert "take {}, or {} from a sketch in 10 epochs: {} and {} % of".format(*took, *shares) in pages[0]
+    assert f"took {ours[1]:.2f} s of steps with all that makes them fast: {100 * ours[1] / anew:.1f} %" in pages[1]
+
+
 def test_committed_runs_keep_within_the_drift_bound() -> None:
     files = sorted((ROOT / "benchmarks/results").glob("*.json"))
     cells = [cell for file in files for cell in json.loads(file.read_text(encoding="utf-8")).get("cells", [])]

@@ -14,7 +14,7 @@ from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import SPECTRA, kfac_factors
 from famr.batches import EVALUATION_BATCH, image_batches, order
 from famr.data import Data
-from famr.errors import CheckpointError
+from famr.errors import CheckpointError, RequestError
 from famr.models.classifier import evaluating, logits_of
 
 
@@ -132,6 +132,17 @@ def test_a_file_that_is_no_sketch_is_refused(tmp_path: Path, content: bytes) -> 
         famr.Sketch.load(tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="no sketch"):
         famr.Sketch.load(tmp_path / "missing.safetensors")
+
+
+@pytest.mark.parametrize("images", [0, -5])
+def test_a_sketch_needs_images(
+    original: famr.Classifier, digits: Data, original_run: Path, run: Callable[..., tuple[int, str, str]], images: int
+) -> None:
+    with pytest.raises(RequestError, match=f"at least 1, got {images}"):
+        famr.take_sketch(original, digits, images=images)
+    code, _, err = run("sketch", original_run, "--data", "digits", f"--images={images}")
+    assert code == 2
+    assert "at least 1" in err
 
 
 def test_weights_are_no_sketch(original_run: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import taken_apart
-from benchmarks.speed_tables import end_to_end_page
+from benchmarks.speed_tables import attention_page, end_to_end_page
 from benchmarks.taken_apart import LIBRARIES, REST, Clock
 
 from small import QUICK, save_pictures, save_small
@@ -155,3 +155,13 @@ def test_the_page_says_what_both_loops_made_of_a_model() -> None:
     assert page.index("| steps | 0.10 |") < page.index("| all of it | 3.50 |")
     assert "| ours | 0.25 | 50.00 | 50.00 | 1.000 | 1.000 | 1.000 |" in page
     assert "5,000 sample passes in 80 steps" in page
+
+
+def test_the_page_of_attention_says_what_a_plan_takes_and_from_when_it_pays() -> None:
+    size = {"images": 10, "heads": 2, "tokens": 50}
+    dear, free = {"first": 0.101}, {"first": 0.001, "later": 5e-6}
+    machine = {"hardware": "x", "torch": "2", "famr": "0"}
+    cells = [{**size, "planned": {**dear, "later": later}, "unplanned": free} for later in (3e-6, 6e-6)]
+    page = attention_page("x", {"environment": machine, "cells": cells})
+    assert "| 10 | 2 | 50 | 100 | 5 | 3 | 2.00 | 5.0e+07 |" in page  # 0.1 s at 2 ns a token
+    assert "| 10 | 2 | 50 | 100 | 5 | 6 | -1.00 | never |" in page

@@ -19,7 +19,7 @@ from famr.anchors.kfac import SPECTRA, Spectra, kfac_factors
 from famr.batches import EVALUATION_BATCH, image_batches, order
 from famr.data import Data
 from famr.devices import pick_device, repeatable
-from famr.errors import CheckpointError
+from famr.errors import CheckpointError, RequestError
 from famr.evaluation import answers, placed
 from famr.finite import naming
 from famr.forget_loss import HeldOut
@@ -119,6 +119,8 @@ def take_sketch(
     model: Classifier, data: Data, *, images: int = 1000, seed: int = 0, device: str | None = None
 ) -> Sketch:
     """Take the statistics of a trained model on some of its training images and all held-out ones."""
+    if images < 1:
+        raise RequestError(f"`images` must be at least 1, got {images!r}.", where="famr.take_sketch")
     place = pick_device(device or "auto")
     some = data.train.take(order(len(data.train), seed)[:images])
     batches = image_batches(some, model.prepared_by(), EVALUATION_BATCH, place)

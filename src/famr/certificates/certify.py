@@ -64,6 +64,9 @@ def certify(
     `retrained` is a model that never saw the forget set; without it the claims about it are not available. `sketch` and
     `style_target` are those of the run, if it had any. `on_part` hears which part begins.
     """
+    for name, value in (("lanczos_steps", lanczos_steps), ("retained_images", retained_images)):
+        if value < 1:
+            raise RequestError(f"`{name}` must be at least 1, got {value!r}.", where="famr.certify")
     require_same_labels(result.model, splits)
     if sketch is not None:
         sketch.check(result.original)

@@ -22,6 +22,9 @@ from famr.splits import split
 def run_train_certified(
     model: str,
     weights: Path | None,
+    arguments: Mapping[str, Any],
+    from_scratch: bool,
+    seed: int,
     data_facts: Mapping[str, Any],
     without: Request,
     noise: Mapping[str, float],
@@ -30,13 +33,16 @@ def run_train_certified(
     device: str,
     as_json: bool,
 ) -> None:
-    """Fit a certified head to a frozen backbone, write it, show its accuracy and its certificate."""
+    """Fit a certified head to a frozen backbone, write it, show its accuracy and its certificate.
+
+    `seed` is of a backbone that is drawn at random, not of the noise, which nobody may foresee.
+    """
     check_output(output_dir, overwrite, [model, weights, data_facts["spec"]])
     place = pick_device(device)
     data = open_facts(data_facts)
     images = split(data, without).retain if without.kind != "images" else data.train
     assert images is not None
-    backbone = new_model(model, data.labels, weights=weights)
+    backbone = new_model(model, data.labels, weights=weights, arguments=arguments, from_scratch=from_scratch, seed=seed)
     made = CertifiedClassifier.train(
         backbone,
         images,

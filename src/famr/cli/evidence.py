@@ -45,8 +45,8 @@ def certify(
     check: Annotated[
         bool, typer.Option("--check", help="Compute the run's certificate again and compare; write nothing.")
     ] = False,
-    lanczos_steps: Annotated[int | None, typer.Option(help="Steps for the ends of a spectrum.")] = None,
-    retained_images: Annotated[int | None, typer.Option(help="Retained images for the influence step.")] = None,
+    lanczos_steps: Annotated[int | None, typer.Option(min=1, help="Steps for the ends of a spectrum.")] = None,
+    retained_images: Annotated[int | None, typer.Option(min=1, help="Retained images for the influence step.")] = None,
     device: opt.Device = "auto",
     as_json: opt.AsJson = False,
 ) -> None:

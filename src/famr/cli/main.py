@@ -69,6 +69,7 @@ def demo(
 
 @app.command()
 def train(
+    ctx: typer.Context,
     model: opt.Model,
     data: opt.DataSpec,
     output_dir: opt.OutputDir,
@@ -112,13 +113,18 @@ def train(
     if certified_head:
         from famr.cli.certified import run_train_certified
 
+        unfit = (*opt.TRAINING_ALONE, "resume")
+        opt.require_meaning(ctx, lambda name: name not in unfit, "a certified head", "Leave it out.")
         facts = opt.data_facts(data, data_root, label_column, split_seed, by_name=False)
         left_out = opt.request_from(
             without_class, without_sample, without_samples, without_concept, without_style, "--without-"
         )
         noise = {"epsilon": epsilon, "delta": delta, "sigma": sigma, "strength": head_strength}
-        run_train_certified(model, weights, facts, left_out, noise, output_dir, overwrite, device, as_json)
+        built = (opt.model_arguments(model_arg), from_scratch, seed)
+        run_train_certified(model, weights, *built, facts, left_out, noise, output_dir, overwrite, device, as_json)
         return
+    ours = "a network without a certified head"
+    opt.require_meaning(ctx, lambda name: name not in opt.HEAD_ALONE, ours, "Say --certified-head, or leave it out.")
     report = run_train(
         model=model,
         weights=weights,
@@ -153,6 +159,7 @@ def train(
 
 @app.command()
 def forget(
+    ctx: typer.Context,
     model: opt.Model,
     output_dir: opt.OutputDir,
     data: Annotated[str | None, typer.Option(help="The data the model was trained on, as for `train`.")] = None,
@@ -220,6 +227,7 @@ def forget(
     if (Path(model) / "certified.json").is_file():
         from famr.cli.certified import run_forget_certified
 
+        opt.require_meaning(ctx, opt.REMOVAL.__contains__, "a certified head", "Leave it out.")
         require_sharing("forget of a certified head")
         asked = opt.request_from(class_, sample, samples, concept, style)
         facts = opt.data_facts(data or "", data_root, label_column, split_seed, by_name=match_labels_by_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,10 +26,10 @@ DataSpec = Annotated[
 ]
 DataRoot = Annotated[str | None, typer.Option("--data-root", help="Where torchvision keeps its files.")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="The class column; may be text.")]
-SplitSeed = Annotated[int, typer.Option(help="Seed of the test split, for data that has none.")]
+SplitSeed = Annotated[int, typer.Option(min=0, help="Seed of the test split, for data that has none.")]
 OutputDir = Annotated[Path, typer.Option("--output-dir", "-o", help="The run folder to write; it must not exist.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a folder that famr wrote.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
@@ -70,6 +71,24 @@ Gates = Annotated[bool, typer.Option(help="Fail, and write nothing, where a run 
 
 Processes = Annotated[int | None, typer.Option(help="Processes that must have been started, e.g. by torchrun.")]
 Shard = Annotated[bool, typer.Option("--shard", help="Divide the weights among the processes, not only the images.")]
+
+
+HEAD_ALONE = ("epsilon", "delta", "sigma", "head_strength")
+"""Options of `train` that say something about a certified head, and about nothing else."""
+TRAINING_ALONE = ("epochs", "batch_size", "learning_rate", "weight_decay", "augment", "precision", "compile_network")
+REMOVAL = (
+    *("model", "output_dir", "data", "class_", "sample", "samples", "concept", "style", "data_root", "label_column"),
+    *("split_seed", "match_labels_by_name", "device", "overwrite", "as_json", "quiet"),
+)
+"""Options of `forget` that say something about images to be removed from a certified head."""
+
+
+def require_meaning(ctx: typer.Context, means: Callable[[str], bool], subject: str, fix: str) -> None:
+    """Refuse an option that was given and would do nothing: whoever gave it expects something."""
+    for each in ctx.command.params:
+        source = ctx.get_parameter_source(str(each.name))
+        if source is not None and source.name == "COMMANDLINE" and not means(str(each.name)):
+            raise RequestError(f"{each.opts[0]} means nothing for {subject}.", where=ctx.command_path, fix=fix)
 
 
 def model_arguments(pairs: list[str] | None) -> dict[str, Any]:
