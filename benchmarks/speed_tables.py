@@ -62,6 +62,26 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
     return "\n\n".join(told) + "\n"
 
 
+def attention_page(name: str, content: dict[str, Any]) -> str:
+    """What a plan takes and saves, size by size."""
+    heads = ("images", "heads", "tokens", "a plan takes, ms", "a call without, µs", "with, µs", "saved a token, ns")
+    rows: list[tuple[str, ...]] = [(*heads, "a plan pays from, tokens")]
+    for cell in content["cells"]:
+        plan = cell["planned"]["first"] - cell["unplanned"]["first"]
+        later = [cell[way]["later"] for way in ("unplanned", "planned")]
+        saved = (later[0] - later[1]) / (cell["images"] * cell["heads"] * cell["tokens"])
+        sizes = (str(cell[column]) for column in ("images", "heads", "tokens"))
+        took = (f"{1e3 * plan:.0f}", *(f"{1e6 * seconds:.0f}" for seconds in later), f"{1e9 * saved:.2f}")
+        rows.append((*sizes, *took, f"{plan / saved:.1e}" if saved > 0 else "never"))
+    machine = content["environment"]
+    return (
+        f"# {name}\n\nMade from `{name}.json` by `make tables`. `python -m benchmarks.attention` measures it.\n\n"
+        f"- Machine: {machine['hardware']}, torch {machine['torch']}, famr {machine['famr']}\n\n{markdown(rows)}\n\n"
+        "Forwards and backwards, with deterministic kernels; tokens are counted for each head, image and call. A plan "
+        "is drawn up in the first call of each size: its time beyond that of a first call without.\n"
+    )
+
+
 def _sketch_told(methods: list[dict[str, Any]]) -> str:
     """What a sketch took, which serves all later requests."""
     took = [cell["seconds_of_sketch"] for cell in methods if "seconds_of_sketch" in cell]

@@ -25,7 +25,7 @@ from benchmarks.certificate_tables import (
 from benchmarks.fault_tables import fuzz_page, kills_page, soak_page
 from benchmarks.frontier_figure import draw_frontier
 from benchmarks.overview import bench_page, overview
-from benchmarks.speed_tables import draw_if_any, end_to_end_page, speed_markdown
+from benchmarks.speed_tables import attention_page, draw_if_any, end_to_end_page, speed_markdown
 from famr.bench import paper_figures
 from famr.request import Request
 from famr.tables import COLUMNS, in_percent
@@ -45,6 +45,7 @@ OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "fuzz": fuzz_page,
     "speed": speed_markdown,
     "end_to_end": end_to_end_page,
+    "attention": attention_page,
 }
 FIGURES = {
     "audit-cifar100-vit_tiny": draw_audit,
