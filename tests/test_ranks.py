@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 import famr
 from famr import joining
-from famr.errors import RequestError
+from famr.errors import DataError, RequestError
 from famr.joining import joined, started
-from famr.ranks import Ranks, number
+from famr.ranks import Ranks, from_words, in_words, number
 from rank_worlds import (
     DIVISIBLE,
     METHODS,
@@ -191,11 +191,13 @@ def test_a_process_that_sleeps_is_not_waited_for_without_end(place: Path) -> Non
     nothing_is_left(place)
 
 
-def test_a_process_that_fails_halfway_tells_the_other_why(place: Path) -> None:
-    ended = world(place / "log", command_with_a_death, 1, "failed", forget_command(place, "never", "--json", epochs=9))
+@pytest.mark.parametrize(("dies", "more"), [(0, []), (1, []), (0, ["--shard"])])
+def test_a_process_that_fails_halfway_tells_the_other_why(place: Path, dies: int, more: list[str]) -> None:
+    arguments = forget_command(place, "never", "--json", *more, epochs=9)
+    ended = world(place / "log", command_with_a_death, dies, "failed", arguments)
     assert [each.code for each in ended] == [3, 3]
     assert all("The image cannot be read." in each.err for each in ended)
-    assert "rank 1: cats/3.png" in ended[0].err
+    assert f"rank {dies}: cats/3.png" in ended[1 - dies].err, "also where the one that fails keeps the store"
     assert json.loads(ended[0].out)["error"]["exit_code"] == 3
     assert ended[1].out == ""
     nothing_is_left(place)
@@ -257,15 +259,40 @@ def test_a_figure_that_is_whole_is_its_number() -> None:
 
 def test_nobody_leaves_before_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    early = threading.Thread(target=joining._part, args=(store, 2))
+    early = threading.Thread(target=joining._wait_for_all, args=(store, joining.ENDED, 2))
     early.start()
     early.join(0.2)
     assert early.is_alive()
-    joining._part(store, 2)
+    joining._wait_for_all(store, joining.ENDED, 2)
     early.join(joining.PARTING)
     assert not early.is_alive()
     monkeypatch.setattr(joining, "PARTING", 0.05)
-    joining._part(dist.HashStore(), 2)  # the other never comes; one's own work is done all the same
+    joining._wait_for_all(
+        dist.HashStore(), joining.ENDED, 2
+    )  # the other never comes; one's own work is done all the same
+
+
+def test_who_fails_leaves_after_all_have_heard_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, words = dist.HashStore(), in_words(DataError("Broken.", where="a.png"), 0)
+    fails = threading.Thread(target=joining._leave_words, args=(store, words, 2))
+    fails.start()
+    own = joining._Listener(store)
+    fails.join(2 * joining.BEAT)
+    assert fails.is_alive()
+    other = joining._Listener(store)
+    fails.join(joining.PARTING)
+    assert not fails.is_alive()
+    for each in (own, other):
+        assert str(each.last_words()) == str(from_words(words))
+    monkeypatch.setattr(joining, "PARTING", 0.05)
+    joining._leave_words(dist.HashStore(), words, 2)  # nobody is there to hear it
+
+
+def test_who_hears_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "LAST_WORDS", 0.05)
+    listener = joining._Listener(dist.HashStore())
+    assert "Another process of this run ended" in str(listener.last_words())
+    listener.stop()
 
 
 def test_the_group_is_left_after_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,11 +300,11 @@ def test_the_group_is_left_after_all_are_done(monkeypatch: pytest.MonkeyPatch) -
     store = dist.HashStore()
     monkeypatch.setattr(joining, "started", lambda: Ranks(0, 2, 0))
     monkeypatch.setattr(joining, "_meet", lambda _ranks, _device: store)
-    monkeypatch.setattr(joining, "_part", lambda kept, size: done.append((kept, size)))
+    monkeypatch.setattr(joining, "_wait_for_all", lambda *given: done.append(given))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
     with joined(2):
         assert done == []
-    assert done == [(store, 2), "left"]
+    assert done == [(store, joining.ENDED, 2), "left"]
 
 
 def test_who_kept_the_store_may_be_gone() -> None:
@@ -285,4 +312,20 @@ def test_who_kept_the_store_may_be_gone() -> None:
         def add(self, _key: str, _amount: int) -> int:
             raise dist.DistNetworkError("Connection reset by peer")
 
-    joining._part(Gone(), 2)
+        def check(self, _keys: list[str]) -> bool:
+            raise dist.DistNetworkError("Connection reset by peer")
+
+    joining._wait_for_all(Gone(), joining.ENDED, 2)
+    assert "Another process of this run ended" in str(joining._Listener(Gone()).last_words())
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--help"], 0), (["forget", "--nothing"], 2)])
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_of_several_processes_ends_at_once_with_its_exit_code(size: int, arguments: list[str], code: int) -> None:
+    """Threads of the group may abort an interpreter that ends step by step."""
+    last = "import atexit, sys; atexit.register(print, 'step by step'); from famr.cli.main import main; main()"
+    environment = {**os.environ, "WORLD_SIZE": str(size), "RANK": "0", "LOCAL_RANK": "0"}
+    done = subprocess.run([sys.executable, "-c", last, *arguments], capture_output=True, text=True, env=environment)
+    assert done.returncode == code
+    assert ("step by step" in done.stdout) == (size == 1)
+    assert "famr" in (done.stderr if code else done.stdout)

@@ -1,7 +1,8 @@
 """How the processes of a run meet, and how they part: in order, or all of them when one of them fails.
 
-A rank that fails leaves its words where the others find them, and ends; the others notice that it is gone, read them,
-and end with the same exit code. Nobody waits longer than the timeout.
+A rank that fails leaves its words in a store that all reach, and ends once the others have read them, as the store may
+be its own; the others notice that it is gone, and end with its words and its exit code. Nobody waits longer than the
+timeout.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ TIMEOUT = 600.0
 MEETING = 120.0
 """Seconds in which all must have come, or fewer where the timeout is shorter."""
 FAILURE = "failure"
+HEARD = "heard"
 ENDED = "ended"
 PARTING = 5.0
-"""Seconds in which all others must have come to their end, too."""
+"""Seconds in which all others must have come to their end, too, or have heard why there is one."""
 LAST_WORDS = 1.0
 """Seconds in which the words of a rank that is gone must be found; it left them before it went."""
+BEAT = 0.2
+"""Seconds between two looks for such words."""
 
 
 def started(environment: Mapping[str, str] = os.environ) -> Ranks:
@@ -67,15 +71,18 @@ def joined(asked: int | None = None, *, shard: bool = False, device: str = "auto
         yield ALONE
         return
     store = _meet(ranks, device)
+    others = _Listener(store)
     try:
         _require(ranks, asked)  # only now, so that all say it before one of them ends
         yield ranks
     except BaseException as error:
         if _is_loss_of_others(error):
-            raise _last_words(store) from error
-        _leave_words(store, in_words(error, ranks.rank))
+            raise others.last_words() from error
+        _leave_words(store, in_words(error, ranks.rank), ranks.size)
         raise
-    _part(store, ranks.size)
+    finally:
+        others.stop()
+    _wait_for_all(store, ENDED, ranks.size)
     gc.collect()  # what still refers to the group would keep its threads at work while the interpreter ends
     dist.destroy_process_group()
 
@@ -124,16 +131,19 @@ def timeout() -> float:
     return seconds
 
 
-def _part(store: Store, size: int) -> None:
-    """Wait until all have done their work: one that leaves earlier breaks off what another has not finished with."""
-    deadline = time.monotonic() + PARTING
+def _wait_for_all(store: Store, what: str, size: int) -> None:
+    """Say that this rank has come so far, and wait until all have said so; not for one that is gone."""
     try:
-        ended = store.add(ENDED, 1)
-        while ended < size and time.monotonic() < deadline:
-            time.sleep(0.01)
-            ended = store.add(ENDED, 0)
+        _wait_for_count(store, what, store.add(what, 1), size)
     except RuntimeError:  # the one that kept the store is gone, so all had come
         return
+
+
+def _wait_for_count(store: Store, what: str, now: int, size: int) -> None:
+    deadline = time.monotonic() + PARTING
+    while now < size and time.monotonic() < deadline:
+        time.sleep(0.01)
+        now = store.add(what, 0)
 
 
 def _is_loss_of_others(error: BaseException) -> bool:
@@ -141,35 +151,46 @@ def _is_loss_of_others(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
-def _leave_words(store: Store, words: Mapping[str, str | None]) -> None:
+def _leave_words(store: Store, words: Mapping[str, str | None], size: int) -> None:
+    """Say why this rank ends, and wait until all, this one among them, have heard it."""
     try:
         store.compare_set(FAILURE, "", json.dumps(words))  # the first to fail is the one to hear
+        _wait_for_count(store, HEARD, 0, size)
     except RuntimeError:  # the one that kept the store is gone
         return
 
 
-def _last_words(store: Store) -> FamrError:
-    """Why another rank is gone, as far as it could say."""
-    found: list[FamrError] = []
-    thread = threading.Thread(target=_find_words, args=(store, found), daemon=True)
-    thread.start()
-    thread.join(2 * LAST_WORDS)  # one that keeps the store and stands still never answers
-    if found:
-        return found[0]
-    return NumericsError(
-        "Another process of this run ended, or did not answer in time.",
-        where="between the processes",
-        fix="See what that one said last, and start the run again. Nothing half-written was left.",
-    )
+class _Listener:
+    """Looks for the words of a rank that fails, beside the work: the store may be gone when that rank is."""
 
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._heard: FamrError | None = None
+        self._enough, self._done = threading.Event(), threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
 
-def _find_words(store: Store, found: list[FamrError]) -> None:
-    deadline = time.monotonic() + LAST_WORDS
-    try:
-        while not found and time.monotonic() < deadline:
-            if store.check([FAILURE]):
-                found.append(from_words(json.loads(store.get(FAILURE))))
-            else:
-                time.sleep(0.1)
-    except (RuntimeError, ValueError):
-        return  # the one that kept the store is gone
+    def _listen(self) -> None:
+        try:
+            while not self._enough.wait(BEAT):
+                if self._store.check([FAILURE]):
+                    self._heard = from_words(json.loads(self._store.get(FAILURE)))
+                    self._store.add(HEARD, 1)
+                    return
+        except (RuntimeError, ValueError):
+            return  # the one that kept the store is gone
+        finally:
+            self._done.set()
+
+    def last_words(self) -> FamrError:
+        """Why another rank is gone, as far as it could say."""
+        self._done.wait(LAST_WORDS)  # one that keeps the store and stands still never answers
+        return self._heard or NumericsError(
+            "Another process of this run ended, or did not answer in time.",
+            where="between the processes",
+            fix="See what that one said last, and start the run again. Nothing half-written was left.",
+        )
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._enough.set()
+        self._done.wait(LAST_WORDS)

@@ -31,11 +31,16 @@ def require_sharing(command: str | None) -> None:
 
 @contextmanager
 def parting() -> Iterator[None]:
-    """One of several processes ends at once when its work is done: an interpreter that ends step by step may be
-    aborted by threads of the group that outlive it, and its run would count as failed. One that failed takes its time,
-    as the others may still have to hear from it why."""
-    yield
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    """One of several processes ends at once when it is done, with its exit code: an interpreter that ends step by step
+    may be aborted by threads of the group that outlive it, and the run would count as failed in another way."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield
+        return
+    code: object = 0
+    try:
+        yield
+    except SystemExit as ended:  # how every command ends
+        code = ended.code or 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
