@@ -280,8 +280,8 @@ def test_who_fails_leaves_after_all_have_heard_why(monkeypatch: pytest.MonkeyPat
     fails.join(2 * joining.BEAT)
     assert fails.is_alive()
     other = joining._Listener(store)
-    fails.join(joining.PARTING)
-    assert not fails.is_alive()
+    fails.join(joining.PARTING / 2)
+    assert not fails.is_alive(), "it does not wait in vain"
     for each in (own, other):
         assert str(each.last_words()) == str(from_words(words))
     monkeypatch.setattr(joining, "PARTING", 0.05)
@@ -302,9 +302,12 @@ def test_the_group_is_left_after_all_are_done(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(joining, "_meet", lambda _ranks, _device: store)
     monkeypatch.setattr(joining, "_wait_for_all", lambda *given: done.append(given))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
+    threads = threading.active_count()
     with joined(2):
         assert done == []
+        assert threading.active_count() == threads + 1
     assert done == [(store, joining.ENDED, 2), "left"]
+    assert threading.active_count() == threads, "nobody listens any more"
 
 
 def test_who_kept_the_store_may_be_gone() -> None:
@@ -323,9 +326,16 @@ def test_who_kept_the_store_may_be_gone() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_one_of_several_processes_ends_at_once_with_its_exit_code(size: int, arguments: list[str], code: int) -> None:
     """Threads of the group may abort an interpreter that ends step by step."""
-    last = "import atexit, sys; atexit.register(print, 'step by step'); from famr.cli.main import main; main()"
+    last = "import atexit; atexit.register(print, 'step by step'); from famr.cli.main import main; main()"
     environment = {**os.environ, "WORLD_SIZE": str(size), "RANK": "0", "LOCAL_RANK": "0"}
     done = subprocess.run([sys.executable, "-c", last, *arguments], capture_output=True, text=True, env=environment)
     assert done.returncode == code
     assert ("step by step" in done.stdout) == (size == 1)
     assert "famr" in (done.stderr if code else done.stdout)
+
+
+def test_what_was_said_before_an_end_at_once_is_not_lost() -> None:
+    program = "from famr.cli.ranked import parting\nwith parting(): print('words')"
+    environment = {**os.environ, "WORLD_SIZE": "2", "PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"words\n", b"")
