@@ -47,14 +47,16 @@ def forward(grid: Any, block: Any, given: list[Any]) -> None:
 
 def backward(grid: tuple[int, int, int], block: Any, given: list[Any]) -> None:
     """Each block takes the rows of its warps, in turn."""
-    slope, x, mean, rstd, weight, of_x, of_scale, of_shift, rows = given
+    slope, around, x, mean, rstd, weight, of_x, of_scale, of_shift, of_sum, rows, goes_around = given
     g, unit = slope.float().reshape(rows, -1), (x.float().reshape(rows, -1) - mean[:, None]) * rstd[:, None]
     weighted = g * weight.float()
     across = (weighted * unit).mean(1, keepdim=True)
-    of_x.copy_((rstd[:, None] * (weighted - weighted.mean(1, keepdim=True) - unit * across)).reshape(x.shape))
+    found = rstd[:, None] * (weighted - weighted.mean(1, keepdim=True) - unit * across)
+    found = found + goes_around * around.float().reshape(rows, -1)
+    of_x.copy_(found.reshape(x.shape))
     for place in range(grid[0]):
         mine = torch.arange(rows) // WARPS % grid[0] == place
-        of_scale[place], of_shift[place] = (g * unit)[mine].sum(0), g[mine].sum(0)
+        of_scale[place], of_shift[place], of_sum[place] = ((each[mine]).sum(0) for each in (g * unit, g, found))
 
 
 @pytest.fixture
@@ -80,21 +82,38 @@ def no_shift(grid: Any, block: Any, given: list[Any]) -> None:
 
 def a_row_too_few(grid: Any, block: Any, given: list[Any]) -> None:
     backward(grid, block, given)
-    given[5][-1] = 0
+    given[6][-1] = 0
 
 
 def lost_block(grid: Any, block: Any, given: list[Any]) -> None:
     backward(grid, block, given)
-    given[6][-1] = 0
+    given[7][-1] = 0
 
 
 def no_number(grid: Any, block: Any, given: list[Any]) -> None:
     backward(grid, block, given)
-    given[7][0, 0] = float("nan")
+    given[8][0, 0] = float("nan")
+
+
+def unsummed(grid: Any, block: Any, given: list[Any]) -> None:
+    backward(grid, block, given)
+    given[9][-1] = 0
+
+
+def never_around(grid: Any, block: Any, given: list[Any]) -> None:
+    backward(grid, block, [*given[:-1], 0])
+
+
+def always_around(grid: Any, block: Any, given: list[Any]) -> None:
+    backward(grid, block, [*given[:-1], 1])
 
 
 @pytest.mark.parametrize(
-    ("ahead", "back"), [(no_shift, backward), (forward, a_row_too_few), (forward, lost_block), (forward, no_number)]
+    ("ahead", "back"),
+    [
+        (no_shift, backward),
+        *((forward, wrong) for wrong in (a_row_too_few, lost_block, no_number, unsummed, never_around, always_around)),
+    ],
 )
 def test_wrong_ones_do_not(ahead: Callable[..., None], back: Callable[..., None]) -> None:
     assert not agrees(LayerNorms(ahead, back, 2), 64, CPU)
@@ -120,6 +139,107 @@ def test_a_network_uses_them_for_rows_in_half_and_gets_the_same_gradients(kernel
         assert one is not None
         assert other is not None
         assert float((one.float() - other.float()).norm()) <= 2**-6 * float(other.float().norm())
+
+
+class Block(nn.Module):
+    """x + f(norm(x)), said in the ways of several libraries."""
+
+    def __init__(self, way: str, width: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.layer, self.way = nn.LayerNorm(width), nn.Linear(width, width), way
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = self.norm(x)
+        if self.way == "unread":
+            return x + 1
+        branch = self.layer(inside)
+        ways: dict[str, Callable[[], Tensor]] = {
+            "before": lambda: x + branch,
+            "after": lambda: branch + x,
+            "by name": lambda: torch.add(input=x, other=branch),
+            "named": lambda: torch.add(branch, x),
+            "twice": lambda: x + x + branch,
+            "in parts": lambda: x + branch[:, :1],
+            "scaled": lambda: x.add(branch, alpha=0.5),
+            "not at all": lambda: branch,
+            "elsewhere": lambda: x * 2 - branch,
+        }
+        return ways[self.way]()
+
+
+AROUND = ("before", "after", "named", "twice", "in parts", "scaled")
+
+
+@pytest.mark.parametrize("way", [*AROUND, "by name", "not at all", "elsewhere", "unread"])
+def test_what_goes_around_a_normalisation_has_its_gradient_added_there(way: str) -> None:
+    seen: list[int] = []
+
+    def spied(grid: Any, block: Any, given: list[Any]) -> None:
+        seen.append(given[-1])
+        backward(grid, block, given)
+
+    there_is((LayerNorms, 64, CPU), LayerNorms(forward, spied, processors=2))
+    network = nn.Sequential(nn.Linear(64, 64), Block(way), Block(way)).bfloat16()
+    x, slope = in_half(3, 5, 64), in_half(3, 5, 64)
+    found = []
+    for lean in (True, False):
+        network.zero_grad()
+        with LeanBackward() if lean else nullcontext():
+            out = network(x)
+        out.backward(slope)
+        found.append([out.detach(), *(weight.grad for weight in network.parameters())])
+    assert seen == ([] if way == "unread" else 2 * [int(way in AROUND)])
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert float((one.float() - other.float()).norm()) <= 2**-5 * float(other.float().norm())
+
+
+@pytest.mark.parametrize(("way", "sums"), [("before", 1), ("after", 1), ("in parts", 3), ("scaled", 3)])
+def test_a_bias_that_is_added_to_what_is_normalised_gets_sums_that_were_taken_on_the_way(
+    way: str, sums: int, kernels: LayerNorms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the last, behind which nothing is normalised."""
+    network = nn.Sequential(Block(way), Block(way), nn.LayerNorm(64), Block("not at all")).bfloat16()
+    x, slope = in_half(3, 5, 64), in_half(3, 5, 64)
+    network(x).backward(slope)
+    expected = [weight.grad for weight in network.parameters()]
+    network.zero_grad()
+    summed: list[int] = []
+    monkeypatch.setattr("famr.lean.sum_to_last", lambda given: summed.append(len(given)) or sum_to_last(given))
+    with LeanBackward():
+        out = network(x)
+    out.backward(slope)
+    assert len(summed) == sums
+    for weight, other in zip(network.parameters(), expected, strict=True):
+        assert weight.grad is not None
+        assert other is not None
+        assert float((weight.grad.float() - other.float()).norm()) <= 2**-5 * float(other.float().norm())
+
+
+def test_a_gradient_that_goes_around_is_copied_where_it_lies_badly() -> None:
+    def spied(grid: Any, block: Any, given: list[Any]) -> None:
+        assert all(compiling.fits(each) for each in given[:3])
+        backward(grid, block, given)
+
+    there_is((LayerNorms, 64, CPU), LayerNorms(forward, spied, processors=2))
+    network, x = Block("before").bfloat16(), in_half(3, 5, 64).requires_grad_()
+    with LeanBackward():
+        out = network(x)
+    (found,) = torch.autograd.grad(out.sum(), x)  # one number, which stands for all
+    (expected,) = torch.autograd.grad(network(x).sum(), x)
+    assert float((found - expected).norm()) <= 2**-6 * float(expected.norm())
+
+
+def test_nothing_is_kept_of_what_went_around(kernels: LayerNorms) -> None:
+    context = LeanBackward()
+    with context:
+        Block("not at all").bfloat16()(in_half(3, 5, 64).requires_grad_())
+        assert len(context._around) == 1
+    assert not context._around
 
 
 def test_anything_else_is_left_to_the_library(kernels: LayerNorms) -> None:
@@ -325,7 +445,7 @@ def test_both_sides_mean_the_same_by_a_block_and_by_a_piece() -> None:
     said = dict(re.findall(r"constexpr int (LANES|WARPS|PIECE) = (\d+)", source("layer_norm")))
     assert said == {"LANES": str(LANES), "WARPS": str(WARPS), "PIECE": str(compiling.PIECE)}
     assert serves(WIDEST)
-    assert 2 * WARPS * WIDEST * 4 <= 48 << 10  # bytes that a block may share without asking
+    assert WARPS * WIDEST * 4 <= 48 << 10  # bytes that a block may share without asking
 
 
 def test_what_is_in_use_is_told(kernels: LayerNorms) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models import VisionTransformer
 from transformers import ViTConfig, ViTForImageClassification
 
 import famr
 from famr import unlearning
-from famr.lean import LeanBackward
+from famr.half import halved
+from famr.lean import LeanBackward, _LayerNorm
 from famr.models.classifier import logits_of
 from small import ARCHITECTURE
+
+VITS = ("timm ViT", "transformers ViT", "torchvision ViT")
 
 
 def networks() -> dict[str, nn.Module]:
@@ -22,9 +28,12 @@ def networks() -> dict[str, nn.Module]:
     config = ViTConfig(
         image_size=16, patch_size=4, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
     )
+    torchvision_vit = VisionTransformer(16, 4, 2, 2, 32, 64, num_classes=5)
+    nn.init.normal_(torchvision_vit.heads.head.weight)  # it begins with zeros, through which no gradient comes
     return {
         "timm ViT": timm.create_model("vit_tiny_patch16_224", **small),
         "transformers ViT": ViTForImageClassification(config),
+        "torchvision ViT": torchvision_vit,
         "timm ResNet": timm.create_model("resnet10t", num_classes=5),
         "perceptron": nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 5)),
     }
@@ -45,8 +54,8 @@ def gradients(network: nn.Module, images: Tensor, lean: bool, half: bool) -> dic
 @pytest.mark.parametrize(
     ("kind", "half"),
     [
-        *((kind, False) for kind in ("timm ViT", "transformers ViT", "timm ResNet", "perceptron")),
-        *((kind, True) for kind in ("timm ViT", "transformers ViT", "perceptron")),  # a CPU's convolutions are unsure
+        *((kind, False) for kind in (*VITS, "timm ResNet", "perceptron")),
+        *((kind, True) for kind in (*VITS, "perceptron")),  # a CPU's convolutions are unsure
     ],
 )
 def test_the_gradients_are_the_usual_ones(kind: str, half: bool) -> None:
@@ -61,6 +70,36 @@ def test_the_gradients_are_the_usual_ones(kind: str, half: bool) -> None:
         assert found[name].dtype == slope.dtype
         apart = float((found[name] - slope).norm() / slope.norm().clamp(min=smallest))
         assert apart < tolerance, name
+
+
+@pytest.mark.parametrize("kind", VITS)
+@pytest.mark.parametrize("half", [False, True])
+def test_in_a_transformer_all_that_goes_around_a_block_takes_its_way_through_a_normalisation(
+    kind: str, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, images = networks()[kind].eval(), torch.randn(6, 3, 16, 16)
+    seen: list[bool] = []
+    usual = _LayerNorm.backward
+
+    def spied(ctx: object, slope: Tensor | None, around: Tensor | None) -> tuple[Tensor | None, ...]:
+        seen.append(around is not None)
+        return usual(ctx, slope, around)
+
+    monkeypatch.setattr(_LayerNorm, "backward", staticmethod(spied))
+    rounded = halved(network) if half else nullcontext()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half), rounded, LeanBackward():
+        logits = logits_of(network(images)).float()
+    logits.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert seen == [False, True, True, True, True], "two for each of two blocks; the last one has nothing behind it"
+
+
+def test_an_input_without_a_gradient_stays_without() -> None:
+    x, layer = torch.randn(3, 8), nn.LayerNorm(8)
+    with LeanBackward():
+        inside = layer(x)
+        total = x + x
+        out = x + inside
+    assert (x.requires_grad, total.requires_grad, out.requires_grad) == (False, False, True)
 
 
 @pytest.mark.parametrize("half", [False, True])

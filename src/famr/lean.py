@@ -6,11 +6,13 @@
 - Queries, keys and values are cut out of one tensor; their gradients go straight to where they were cut from, not
   into a stack that is then copied into place.
 - Layer normalisation and GELU are done by `kernels`, where those are ready.
+- In x + f(norm(x)) two gradients of x have to be added up. What goes around the normalisation takes its way through it,
+  so that its gradient comes by where the other is made, which takes it along.
 - A convolution whose patches do not overlap, as the first layer of a ViT, is one matrix product; the library reorders
   the images for it several times.
 
 While the context lasts, networks of any library use them: they stand in for `F.linear`, `F.layer_norm`, `F.gelu`,
-`F.conv2d` and `unbind`.
+`F.conv2d`, `unbind` and sums.
 """
 
 from __future__ import annotations
@@ -60,6 +62,10 @@ class LeanBackward(TorchFunctionMode):
     lasting: ClassVar[int] = 0
     """How many of them last."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._around: dict[int, tuple[Tensor, Tensor]] = {}
+
     def __enter__(self) -> LeanBackward:
         LeanBackward.lasting += 1
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -67,6 +73,7 @@ class LeanBackward(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         LeanBackward.lasting -= 1
+        self._around.clear()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
@@ -79,7 +86,13 @@ class LeanBackward(TorchFunctionMode):
         """Whatever torch is asked for, while the context lasts."""
         named = dict(kwargs or {})
         if func is F.layer_norm:
-            return layer_norm(*args, **named)
+            out, around = layer_norm(*args, **named)
+            if around is not None:
+                x: Tensor = args[0] if args else named["input"]
+                self._around[id(x)] = x, around  # held, so that no other tensor gets its number
+            return out
+        if func in SUMS and self._around:
+            args = [self._around.pop(id(each), (None, each))[1] for each in args]
         if func is F.conv2d:
             return conv2d(*args, **named)
         if torch.is_grad_enabled():
@@ -91,6 +104,9 @@ class LeanBackward(TorchFunctionMode):
                 found: tuple[Tensor, ...] = _Unbind.apply(args[0])
                 return found
         return func(*args, **named)
+
+
+SUMS = (torch.Tensor.add, torch.add)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -111,19 +127,23 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Tensor:
-    """Over the last dimension; under autocast in float32, as the library has it, unless all of it is in half."""
+) -> tuple[Tensor, Tensor | None]:
+    """Over the last dimension; under autocast in float32, as the library has it, unless all of it is in half.
+
+    Second, the input for whoever adds something to it, if its gradient is wanted.
+    """
     if weight is None or bias is None or len(normalized_shape) != 1:
-        return F.layer_norm(input, normalized_shape, weight, bias, eps)
+        return F.layer_norm(input, normalized_shape, weight, bias, eps), None
     kind = input.device.type
     choosing = torch.is_autocast_enabled(kind) and input.dtype != weight.dtype
     if not (weight.requires_grad and torch.is_grad_enabled()):
         with torch.autocast(kind, enabled=choosing):
-            return F.layer_norm(input, normalized_shape, weight, bias, eps)
+            return F.layer_norm(input, normalized_shape, weight, bias, eps), None
     if choosing:
-        input, weight, bias = input.float(), weight.float(), bias.float()
-    out: Tensor = _LayerNorm.apply(input, weight, bias, eps)
-    return out
+        found: tuple[Tensor, Tensor] = _LayerNorm.apply(input.float(), weight.float(), bias.float(), eps)
+        return found[0], None
+    out, around = _LayerNorm.apply(input, weight, bias, eps)
+    return out, around if input.requires_grad else None
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -240,8 +260,11 @@ class _Linear(torch.autograd.Function):
 
 
 class _LayerNorm(torch.autograd.Function):
+    """The rows, normalised; and the rows as they are."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         ctx.own = own = ready(LayerNorms, weight.shape[0], (x, weight, bias))
         if own is not None:
             out, mean, rstd = own.forward(x, weight, bias, eps)
@@ -249,15 +272,20 @@ class _LayerNorm(torch.autograd.Function):
             with torch.autocast(x.device.type, enabled=False):
                 out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
-        return out
+        return out, x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, slope: Tensor | None, around: Tensor | None) -> tuple[Tensor | None, ...]:
         """Σ g·(x − μ)/σ = Σ (g·x)/σ − Σ g·μ/σ for the scale, Σ g for the shift."""
         x, weight, mean, rstd = ctx.saved_tensors
+        if slope is None:  # nobody asked for the normalised ones
+            return around, None, None, None
         if ctx.own is not None:
-            return (*ctx.own.backward(fitting(slope), x, mean, rstd, weight), None)
+            past = None if around is None else fitting(around)
+            of_x, of_weight, of_bias, sums = ctx.own.backward(fitting(slope), past, x, mean, rstd, weight)
+            note_sums(of_x, sums)
+            return of_x, of_weight, of_bias, None
         slope = slope.contiguous()
         wanted = [True, False, False]  # the gradient in x alone
         of_x, _, _ = torch.ops.aten.native_layer_norm_backward(
@@ -267,6 +295,7 @@ class _LayerNorm(torch.autograd.Function):
         rows, mean, rstd = slope.reshape(-1, width), mean.reshape(-1), rstd.reshape(-1)
         of_bias, less = column_sums(rows, torch.stack([torch.ones_like(mean), mean * rstd]))
         (more,) = column_sums(rows * x.reshape(-1, width), rstd[None])
+        of_x = of_x if around is None else of_x + around
         return of_x, (more - less).to(weight.dtype), of_bias.to(weight.dtype), None
 
 

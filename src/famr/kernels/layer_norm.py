@@ -14,7 +14,7 @@ WIDEST = 1280
 BLOCKS = 3
 """Blocks for each of a device's processors, in the backward kernel."""
 
-Gradients = tuple[Tensor, Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class LayerNorms:
@@ -38,16 +38,22 @@ class LayerNorms:
         self._forward(grid, (LANES * WARPS, 1, 1), [x, weight, bias, out, mean, rstd, rows, eps])
         return out, mean, rstd
 
-    def backward(self, slope: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> Gradients:
-        """The gradients of x, scale and shift."""
+    def backward(
+        self, slope: Tensor, around: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+    ) -> Gradients:
+        """The gradients of x, scale and shift; and sums of that of x over rows, which together are over all rows.
+
+        `around`: the gradient of what goes around the normalisation, as in x + f(norm(x)); it is added to that of x.
+        """
         rows, width = len(mean), x.shape[-1]
         blocks = min(-(-rows // WARPS), BLOCKS * self._processors)
         of_x = torch.empty_like(x)
-        sums = torch.empty((2, blocks, width), dtype=torch.float32, device=x.device)
-        given = [slope, x, mean, rstd, weight, of_x, sums[0], sums[1], rows]
+        sums = torch.empty((3, blocks, width), dtype=torch.float32, device=x.device)
+        past = slope if around is None else around
+        given = [slope, past, x, mean, rstd, weight, of_x, *sums, rows, int(around is not None)]
         self._backward((blocks, 1, 1), (LANES * WARPS, 1, 1), given)
-        of_weight, of_bias = sums.sum(1).to(weight.dtype)
-        return of_x, of_weight, of_bias
+        of_weight, of_bias = sums[:2].sum(1).to(weight.dtype)
+        return of_x, of_weight, of_bias, sums[2]
 
 
 def serves(width: int) -> bool:
@@ -64,17 +70,20 @@ def agrees(ours: LayerNorms, width: int, device: torch.device) -> bool:
     """Whether the kernels answer as the library does in float32, on rows that are far from zero and of any size."""
     draw = torch.Generator().manual_seed(width)
     rows = 1 + 5 * WARPS  # not a multiple of anything
-    x, slope = (torch.randn(rows, width, generator=draw) for _ in range(2))
+    x, slope, around = (torch.randn(rows, width, generator=draw) for _ in range(3))
     x = (3 * x + torch.linspace(-4, 4, rows)[:, None]).to(device, torch.bfloat16)
-    slope, weight, bias = (
+    slope, around, weight, bias = (
         each.to(device, torch.bfloat16)
-        for each in (slope, 1 + torch.randn(width, generator=draw) / 2, torch.randn(width, generator=draw))
+        for each in (slope, around, 1 + torch.randn(width, generator=draw) / 2, torch.randn(width, generator=draw))
     )
     out, mean, rstd = ours.forward(x, weight, bias, 1e-6)
-    found = (out, *ours.backward(slope, x, mean, rstd, weight))
     wide = [each.float() for each in (x, weight, bias)]
     expected, *moments = torch.native_layer_norm(wide[0], (width,), wide[1], wide[2], 1e-6)
-    slopes = torch.ops.aten.native_layer_norm_backward(
+    of_x, *others = torch.ops.aten.native_layer_norm_backward(
         slope.float(), wide[0], (width,), *moments, wide[1], wide[2], [True, True, True]
     )
-    return near(found, (expected, *slopes))
+    every = [near([out], [expected])]
+    for past, of_all in ((None, of_x), (around, of_x + around.float())):
+        *slopes, sums = ours.backward(slope, past, x, mean, rstd, weight)
+        every.append(near([*slopes, sums.sum(0)], [of_all, *others, of_all.sum(0)]))
+    return all(every)
