@@ -150,6 +150,17 @@ class Picky(Shared):
         return out
 
 
+class Checking(Shared):
+    """It counts the tokens it gets back, as timm's CoaT does."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.cut(images.reshape(len(images), 16, 48))
+        inside = self.inside(tokens + tokens.mean(1, keepdim=True))
+        torch._assert(inside.shape[1] == 16, "")
+        out: Tensor = self.head(inside[:, 0])
+        return out
+
+
 @pytest.mark.parametrize(
     "network",
     [
@@ -159,9 +170,10 @@ class Picky(Shared):
         timm.create_model("resnet10t", num_classes=5).eval(),
         Shared(),
         Picky(),
+        Checking(),
         timm_vit().requires_grad_(False),
     ],
-    ids=["mean", "little of it", "two", "none", "shared", "picky", "frozen"],
+    ids=["mean", "little of it", "two", "none", "shared", "picky", "checking", "frozen"],
 )
 def test_elsewhere_everything_is_computed(network: nn.Module) -> None:
     assert found_in(network) == []

@@ -122,6 +122,7 @@ def take_sketch(
     if images < 1:
         raise RequestError(f"`images` must be at least 1, got {images!r}.", where="famr.take_sketch")
     place = pick_device(device or "auto")
+    model = model.copy()  # gradients are taken of one that keeps nothing between two passes
     some = data.train.take(order(len(data.train), seed)[:images])
     batches = image_batches(some, model.prepared_by(), EVALUATION_BATCH, place)
     held_out = None

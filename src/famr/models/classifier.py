@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from famr.devices import unplanned_attention
 from famr.errors import CheckpointError, RequestError
+from famr.models.fresh import fresh_copy
 from famr.models.weights import save_weights, state_digest
 from famr.preprocessing import Preprocessing
 
@@ -93,7 +93,7 @@ class Classifier:
 
     def copy(self) -> Classifier:
         """The same classifier with weights of its own."""
-        return replace(self, module=copy.deepcopy(self.module))
+        return replace(self, module=fresh_copy(self.module))
 
     def digest(self) -> str:
         """SHA-256 of the names, types, shapes and bytes of all weights."""
