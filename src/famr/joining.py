@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -131,19 +131,14 @@ def timeout() -> float:
     return seconds
 
 
-def _wait_for_all(store: Store, what: str, size: int) -> None:
-    """Say that this rank has come so far, and wait until all have said so; not for one that is gone."""
-    try:
-        _wait_for_count(store, what, store.add(what, 1), size)
-    except RuntimeError:  # the one that kept the store is gone, so all had come
-        return
-
-
-def _wait_for_count(store: Store, what: str, now: int, size: int) -> None:
+def _wait_for_all(store: Store, what: str, size: int, own: int = 1) -> None:
+    """Count this rank, unless its `own` part is counted elsewhere, and wait until all are; not for one that is gone."""
     deadline = time.monotonic() + PARTING
-    while now < size and time.monotonic() < deadline:
-        time.sleep(0.01)
-        now = store.add(what, 0)
+    with suppress(RuntimeError):  # the one that kept the store is gone, so all had come
+        counted = store.add(what, own)
+        while counted < size and time.monotonic() < deadline:
+            time.sleep(0.01)
+            counted = store.add(what, 0)
 
 
 def _is_loss_of_others(error: BaseException) -> bool:
@@ -152,12 +147,10 @@ def _is_loss_of_others(error: BaseException) -> bool:
 
 
 def _leave_words(store: Store, words: Mapping[str, str | None], size: int) -> None:
-    """Say why this rank ends, and wait until all, this one among them, have heard it."""
-    try:
+    """Say why this rank ends, and wait until all have heard it, its own listener among them."""
+    with suppress(RuntimeError):  # the one that kept the store is gone
         store.compare_set(FAILURE, "", json.dumps(words))  # the first to fail is the one to hear
-        _wait_for_count(store, HEARD, 0, size)
-    except RuntimeError:  # the one that kept the store is gone
-        return
+    _wait_for_all(store, HEARD, size, own=0)
 
 
 class _Listener:

@@ -56,6 +56,9 @@ def one_pass(
         yield
 
 
+SUMS = (torch.Tensor.add, torch.add)
+
+
 class LeanBackward(TorchFunctionMode):
     """The context."""
 
@@ -106,9 +109,6 @@ class LeanBackward(TorchFunctionMode):
         return func(*args, **named)
 
 
-SUMS = (torch.Tensor.add, torch.add)
-
-
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b, in the precision that autocast wants."""
     if bias is None or not bias.requires_grad:
@@ -139,11 +139,11 @@ def layer_norm(
     if not (weight.requires_grad and torch.is_grad_enabled()):
         with torch.autocast(kind, enabled=choosing):
             return F.layer_norm(input, normalized_shape, weight, bias, eps), None
+    itself = input.requires_grad and not choosing
     if choosing:
-        found: tuple[Tensor, Tensor] = _LayerNorm.apply(input.float(), weight.float(), bias.float(), eps)
-        return found[0], None
+        input, weight, bias = input.float(), weight.float(), bias.float()
     out, around = _LayerNorm.apply(input, weight, bias, eps)
-    return out, around if input.requires_grad else None
+    return out, around if itself else None
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
