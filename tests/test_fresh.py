@@ -67,12 +67,27 @@ def test_a_network_that_keeps_nothing_is_copied_as_it_is() -> None:
     assert not copied._forward_pre_hooks
 
 
+def levit(labels: tuple[str, ...]) -> famr.Classifier:
+    model = famr.new_model("timm:levit_128s", labels, from_scratch=True, arguments=SMALL)
+    torch.manual_seed(0)
+    for weight in model.module.parameters():
+        nn.init.normal_(weight, std=0.5)
+    return model
+
+
+def test_a_sketch_of_such_a_network_is_that_of_one_that_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of images that are taken a few at a time, the first would be the only ones with information about biases."""
+    monkeypatch.setattr("famr.anchors.fisher.MICRO_BATCH", 4)
+    data = famr.open_data("digits")
+    model = levit(data.labels)
+    keeps, fresh = (famr.take_sketch(each, data, images=16, device="cpu") for each in (model, model.copy()))
+    for name, one, other in zip(keeps.names, keeps.diagonal, fresh.diagonal, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=0, msg=name)
+
+
 def test_such_a_network_forgets_and_answers_the_same_when_loaded_again(tmp_path: Path) -> None:
     data = famr.open_data("digits")
-    model = famr.new_model("timm:levit_128s", data.labels, from_scratch=True, arguments=SMALL)
-    with torch.no_grad():
-        for weight in model.module.parameters():
-            nn.init.normal_(weight, std=0.5)
+    model = levit(data.labels)
     splits = famr.split(data, famr.Request(samples=list(range(16))))
     sketch = famr.take_sketch(model, data, images=32, device="cpu")
     before = {name: weight.clone() for name, weight in model.module.named_parameters() if "attention_biases" in name}

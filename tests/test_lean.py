@@ -93,6 +93,15 @@ def test_in_a_transformer_all_that_goes_around_a_block_takes_its_way_through_a_n
     assert seen == [False, True, True, True, True], "two for each of two blocks; the last one has nothing behind it"
 
 
+def test_what_goes_around_keeps_its_precision_where_only_the_normalisation_is_in_full() -> None:
+    network, norm = nn.Linear(8, 8), nn.LayerNorm(8)
+    with torch.autocast("cpu", dtype=torch.bfloat16), LeanBackward():
+        inside = network(torch.randn(3, 8))
+        branch = norm(inside)
+        total = inside + branch.bfloat16()
+    assert (inside.dtype, branch.dtype, total.dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
+
+
 def test_an_input_without_a_gradient_stays_without() -> None:
     x, layer = torch.randn(3, 8), nn.LayerNorm(8)
     with LeanBackward():
