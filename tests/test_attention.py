@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Event
+from typing import Any
 
 import pytest
 import timm
@@ -135,9 +138,11 @@ class Seen:
 COMING = Coming(looked_at=50, images=20, passes=100)
 
 
-def woken(network: nn.Module, coming: Coming, most: int = 99) -> tuple[Unread, list[tuple[int, set[str]]]]:
-    seen = Seen(network, most)
-    found = waking._woken(famr.Classifier(network), famr.FAMR(precision="fp32"), (3, 16, 16), CPU, coming)
+def woken(
+    network: nn.Module, coming: Coming, most: int = 99, wanted: Event | None = None
+) -> tuple[Unread, list[tuple[int, set[str]]]]:
+    seen, method = Seen(network, most), famr.FAMR(precision="fp32")
+    found = waking._woken(famr.Classifier(network), method, (3, 16, 16), CPU, coming, wanted or Event())
     return found, seen.images
 
 
@@ -177,6 +182,31 @@ def test_a_rehearsal_leaves_most_of_the_memory_to_the_run(monkeypatch: pytest.Mo
         found, seen = woken(timm_vit(), COMING)
         assert max(images for images, _ in seen) == most
         assert found.layers == whole.layers
+
+
+def test_no_step_is_rehearsed_once_somebody_waits() -> None:
+    whole, _ = woken(timm_vit(), COMING)
+    wanted = Event()
+    wanted.set()
+    found, seen = woken(timm_vit(), COMING, wanted=wanted)
+    assert found.layers == whole.layers
+    assert [images for images, _ in seen] == [COMING.looked_at, waking.SOME, waking.SOME]
+
+
+def test_a_run_says_that_it_waits() -> None:
+    """Which it does when it needs to know what nobody reads, and not before."""
+    network, method = famr.Classifier(timm_vit()), famr.FAMR(precision="fp32")
+    told: Future[Event] = Future()
+
+    def waits(*given: Any) -> Unread:
+        told.set_result(given[-1])
+        return Unread(("a layer",) if given[-1].wait(timeout=60) else ())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waking, "_woken", waits)
+        look = waking.looking(network, method, (3, 16, 16), CPU, True, COMING)
+        assert not told.result(timeout=60).is_set()
+        assert look(None, None).layers == ("a layer",)  # type: ignore[arg-type]
 
 
 def test_where_sizes_are_not_known_nothing_is_rehearsed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -294,5 +295,6 @@ def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
 def test_a_network_without_attention_leaves_it_asleep(asleep: set[torch.device]) -> None:
     place = torch.device("cpu")
     for network, awake in ((timm.create_model("resnet10t", num_classes=5), set()), (timm_vit(), {place})):
-        waking._woken(famr.Classifier(network), replace(famr.FAMR(), precision="fp32"), (3, 16, 16), place, Coming())
+        method = replace(famr.FAMR(), precision="fp32")
+        waking._woken(famr.Classifier(network), method, (3, 16, 16), place, Coming(), Event())
         assert asleep == awake

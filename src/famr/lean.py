@@ -231,15 +231,15 @@ def sum_to_last(slope: Tensor) -> Tensor:
     return total.to(slope.dtype)
 
 
-def note_sums(slope: Tensor, sums: Tensor) -> None:
-    """Sums over some of its rows go with a gradient to whoever is handed it."""
-    slope.sums_of_rows = sums, slope._version  # type: ignore[attr-defined]
+def note_sum(slope: Tensor, total: Tensor) -> None:
+    """The sum over its rows goes with a gradient to whoever is handed it."""
+    slope.sum_of_rows = total, slope._version  # type: ignore[attr-defined]
 
 
 def summed(slope: Tensor) -> Tensor:
-    """`sum_to_last`, from sums that go with it, unless it was changed on the way."""
-    sums, version = getattr(slope, "sums_of_rows", (None, None))
-    return sum_to_last(slope) if sums is None or version != slope._version else sums.sum(0).to(slope.dtype)
+    """`sum_to_last`; the sum that goes with it, unless it was changed on the way."""
+    total, version = getattr(slope, "sum_of_rows", (None, None))
+    return sum_to_last(slope) if total is None or version != slope._version else total
 
 
 class _Linear(torch.autograd.Function):
@@ -283,8 +283,8 @@ class _LayerNorm(torch.autograd.Function):
             return around, None, None, None
         if ctx.own is not None:
             past = None if around is None else fitting(around)
-            of_x, of_weight, of_bias, sums = ctx.own.backward(fitting(slope), past, x, mean, rstd, weight)
-            note_sums(of_x, sums)
+            of_x, of_weight, of_bias, total = ctx.own.backward(fitting(slope), past, x, mean, rstd, weight)
+            note_sum(of_x, total)
             return of_x, of_weight, of_bias, None
         slope = slope.contiguous()
         wanted = [True, False, False]  # the gradient in x alone
@@ -310,8 +310,8 @@ class _Gelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        of_x, sums = ctx.own.backward(fitting(slope), x)
-        note_sums(of_x, sums)
+        of_x, total = ctx.own.backward(fitting(slope), x)
+        note_sum(of_x, total)
         return of_x, None
 
 

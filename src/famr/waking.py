@@ -3,7 +3,8 @@
 The first gradient of a process takes a second: handles are made, plans are drawn up, kernels are loaded, most of it
 with no Python. Meanwhile a run has images to decode. So a copy of the network is asked beside that work what nobody
 reads of it (`unread`), which takes two passes of two images, and a run begins with what it found. Libraries have other
-kernels for as many images as are to come: the copy sees so many before, and takes a step with so many after.
+kernels for as many images as are to come: the copy sees so many before, and takes a step with so many after, unless the
+run waits for the answer by then, as where its images were at hand.
 
 Elsewhere, and in later runs, nothing has to wake: the network itself is asked, when a run needs to know, and behind a
 frozen front that is a part of it.
@@ -18,6 +19,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import NamedTuple
 
 import torch
@@ -91,11 +93,13 @@ def looking(
         if not is_out_of_memory(error):
             raise
         return _asked
-    return partial(_awaited, beside().submit(_woken, tried, method, shape, place, coming))
+    wanted = Event()
+    return partial(_awaited, beside().submit(_woken, tried, method, shape, place, coming, wanted), wanted)
 
 
-def _awaited(coming: Future[Unread], loss: ForgetLoss, passes: Passes) -> Unread:  # noqa: ARG001
+def _awaited(coming: Future[Unread], wanted: Event, loss: ForgetLoss, passes: Passes) -> Unread:  # noqa: ARG001
     begun = time.perf_counter()
+    wanted.set()
     return replace(coming.result(), seconds=time.perf_counter() - begun)
 
 
@@ -108,8 +112,13 @@ def _asked(loss: ForgetLoss, passes: Passes) -> Unread:
         return unread(loss.model.module, loss.logits, some, loss.method.settled_precision)
 
 
-def _woken(tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device, coming: Coming) -> Unread:
-    """By a copy, and noise in the place of images; nothing where that fails, as where memory is scarce."""
+def _woken(
+    tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device, coming: Coming, wanted: Event
+) -> Unread:
+    """By a copy, and noise in the place of images; nothing where that fails, as where memory is scarce.
+
+    `wanted`: once somebody waits for it, who could take the step himself in that time.
+    """
     try:
         with torch.cuda.device(place) if place.type == "cuda" else nullcontext(), unplanned_attention():
             tried.module.eval()
@@ -126,7 +135,7 @@ def _woken(tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch
                 _AWAKE.add(place)
                 if planned(attention.tokens // SOME, coming.passes):
                     _load_attention(place)
-            if _room(coming.images, shape, place):
+            if not wanted.is_set() and _room(coming.images, shape, place):
                 with suppress(RuntimeError), found.spared(tried.module):
                     _rehearse(asking, noise[:1].expand(coming.images, *shape))
             return found
