@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import famr
-from famr import train
+from famr import train, waking
 from famr.augmentation import Augmentation, augment
 from famr.batches import Batch
 from famr.data import Data, Images
@@ -64,6 +64,7 @@ def test_a_retrained_reference_never_decodes_a_forgotten_image(digits: Data) -> 
 
 def test_lean_steps_train_the_same_model(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     """What spares traffic on a GPU changes no more than rounding does: in float32 next to nothing."""
+    monkeypatch.setattr(waking, "_AWAKE", set())
     model, training = start(digits), famr.Training(epochs=1)
     plain = famr.fit(model, digits.train, training, device="cpu")
     asked: list[bool] = []
@@ -76,6 +77,19 @@ def test_lean_steps_train_the_same_model(digits: Data, monkeypatch: pytest.Monke
     assert apart(famr.fit(model, digits.train, halved, device="cpu").model, plain.model) < 0.2 * went
     monkeypatch.undo()
     assert apart(famr.fit(model, digits.train, halved, device="cpu").model, plain.model) < 0.2 * went  # as autocast is
+
+
+def test_training_wakes_the_libraries_that_a_later_run_would_wake(
+    digits: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of attention, where the network has some."""
+    some, training = digits.train.take(torch.arange(32)), famr.Training(epochs=1, batch_size=16)
+    without = famr.new_model("timm:resnet10t", digits.labels, from_scratch=True)
+    for model, lean, awake in ((start(digits), False, 0), (without, True, 0), (start(digits), True, 1)):
+        monkeypatch.setattr(waking, "_AWAKE", found := set())
+        monkeypatch.setattr(train, "lean_pays", lambda _device, lean=lean: lean)
+        famr.fit(model, some, training, device="cpu")
+        assert len(found) == awake
 
 
 def apart(one: famr.Classifier, other: famr.Classifier) -> float:

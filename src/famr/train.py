@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -26,6 +27,7 @@ from famr.models import Classifier
 from famr.models.classifier import logits_of
 from famr.optimise import Step, epoch_seed, set_rate, trainable
 from famr.resuming import State, Unfinished, optimiser_tensors, restore_optimiser
+from famr.waking import wakes
 
 COMPILE_FROM_STEPS = 5000
 """Compilation takes half a minute on a GPU, and then saves a few milliseconds a step: with fewer it does not pay."""
@@ -226,7 +228,7 @@ def _step(
 
     def step(batch: Batch) -> Tensor:
         labels = batch.labels.to(device)
-        with one_pass(module, device, precision, lean=lean):
+        with wakes(device) if lean else nullcontext(), one_pass(module, device, precision, lean=lean):
             logits = logits_of(network(preprocessing.normalise(batch.images))).float()
         loss = F.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
         optimiser.zero_grad()

@@ -6,17 +6,17 @@ reads of it (`unread`), which takes two passes of two images, and a run begins w
 kernels for as many images as are to come: the copy sees so many before, and takes a step with so many after, unless the
 run waits for the answer by then, as where its images were at hand.
 
-Elsewhere, and in later runs, nothing has to wake: the network itself is asked, when a run needs to know, and behind a
-frozen front that is a part of it.
+Elsewhere, in later runs, and where a network was trained before, nothing has to wake: the network itself is asked, when
+a run needs to know, and behind a frozen front that is a part of it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -50,6 +50,15 @@ EACH = 32
 
 _AWAKE: set[torch.device] = set()
 """Devices whose libraries have woken, attention among them."""
+
+
+@contextmanager
+def wakes(place: torch.device) -> Iterator[Asked]:
+    """What is done inside wakes the libraries of a device, if attention is asked for anything."""
+    with Asked() as attention:
+        yield attention
+    if attention.tokens:
+        _AWAKE.add(place)
 
 
 class Coming(NamedTuple):
@@ -129,12 +138,10 @@ def _woken(
             if _room(coming.looked_at, shape, place):
                 with suppress(RuntimeError), torch.no_grad():
                     asking.logits(noise[:1].expand(coming.looked_at, *shape))
-            with Asked() as attention:
+            with wakes(place) as attention:
                 found = unread(tried.module, asking.logits, noise, method.settled_precision)
-            if attention.tokens:
-                _AWAKE.add(place)
-                if planned(attention.tokens // SOME, coming.passes):
-                    _load_attention(place)
+            if attention.tokens and planned(attention.tokens // SOME, coming.passes):
+                _load_attention(place)
             if not wanted.is_set() and _room(coming.images, shape, place):
                 with suppress(RuntimeError), found.spared(tried.module):
                     _rehearse(asking, noise[:1].expand(coming.images, *shape))
