@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.certificate_tables import markdown
+from famr.bench.speed_checks import same_accuracies
 from famr.bench.speed_figure import draw_speed, panels
 from famr.bench.speed_page import speed_page
 from famr.report.markdown import as_markdown
@@ -25,16 +26,17 @@ def end_to_end_page(name: str, content: dict[str, Any]) -> str:
     anew = statistics.median(cells["retraining"]["seconds"])
     methods = [cell for label, cell in cells.items() if label not in ("retraining", "loops")]
     of_steps = cells["retraining"]["seconds_of_steps"]
-    heads = ("command", "runs", "seconds", "% of retraining", "seconds of steps", "% of retraining's")
+    heads = ("command", "runs", "seconds", "% of retraining", "seconds of steps", "% of retraining's", "of each run")
     rows: list[tuple[str, ...]] = [(*heads, "steps and what prepares them", "Ret-Acc %", "For-Acc %")]
     for cell in methods:
         whole, scores = statistics.median(cell["seconds"]), cell["scores"]["unlearned"]
         pairs = ((whole, anew), (cell["seconds_of_steps"], of_steps))
         took = [text for ours, theirs in pairs for text in (f"{ours:.2f}", f"{100 * ours / theirs:.1f}")]
         prepared = f"{cell['seconds_of_all']:.2f}" if "seconds_of_all" in cell else "–"
-        rows.append((cell["name"], str(len(cell["seconds"])), *took, prepared, *_accuracies(scores)))
+        each = ", ".join(f"{seconds:.2f}" for seconds in cell.get("every_seconds_of_steps", ())) or "–"
+        rows.append((cell["name"], str(len(cell["seconds"])), *took, each, prepared, *_accuracies(scores)))
     reached = _accuracies(cells["retraining"].get("scores"))
-    rows.append(("retraining", "1", f"{anew:.2f}", "100", f"{of_steps:.2f}", "100", "–", *reached))
+    rows.append(("retraining", "1", f"{anew:.2f}", "100", f"{of_steps:.2f}", "100", "–", "–", *reached))
     parts: list[tuple[str, ...]] = [("part", *(cell["name"] for cell in methods))]
     every = list(dict.fromkeys(part for cell in methods for part in cell["parts"]))
     every.sort(key="all of it".__eq__)
@@ -111,8 +113,19 @@ def _both_loops(found: dict[str, Any]) -> list[str]:
         f"The paper's preset, {found['sample_passes']:,} sample passes in {found['steps']} steps, in the precision of "
         "the device; seconds of all steps, the median of two calls each.",
         markdown(rows),
-        f"Weights apart, as a share of how far they went: {agreement['weights_apart']:.1e}.",
+        f"Weights apart, as a share of how far they went: {agreement['weights_apart']:.1e}. Accuracies: "
+        f"{same_accuracies('loops', agreement).found}.{_ties_told(agreement)}",
     ]
+
+
+def _ties_told(agreement: dict[str, Any]) -> str:
+    """What is meant by them, where they matter."""
+    if not agreement.get("ties_aside"):
+        return ""
+    return (
+        " A tie is an image where the plain loop has the right class ahead or behind by no more than rounding alone "
+        "moved that on any image, as the same loop in fp32 shows."
+    )
 
 
 def draw_if_any(content: dict[str, Any], file: Path) -> None:

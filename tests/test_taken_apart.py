@@ -129,7 +129,10 @@ def test_the_page_says_what_both_loops_made_of_a_model() -> None:
                 "steps": 80,
                 "ours": {"median": 0.25},
                 "plain": {"median": 1.5},
-                "agreement": {"original": scores, "ours": scores, "plain": scores, "weights_apart": 0.001},
+                "agreement": {
+                    **{"original": scores, "ours": scores, "plain": scores, "weights_apart": 0.001},
+                    "gap": {"retain_accuracy": 0.003, "forget_accuracy": 0.0},
+                },
             },
             {"name": "retraining", "seconds": [10.0], "seconds_of_steps": 5.0},
             {
@@ -142,15 +145,19 @@ def test_the_page_says_what_both_loops_made_of_a_model() -> None:
         ],
     }
     page = end_to_end_page("x", content)
-    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | – | – | – |" in page  # nobody measured it
+    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | – | – | – | – |" in page  # nobody measured it
     content["cells"][1]["scores"] = {"retain_accuracy": 0.875, "forget_accuracy": 0.0}  # type: ignore[index]
-    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | – | 87.5 | 0.0 |" in end_to_end_page("x", content)
-    assert "| default | 3 | 3.00 | 30.0 | 0.10 | 2.0 | – | 50.0 | 50.0 |" in page
+    assert "| retraining | 1 | 10.00 | 100 | 5.00 | 100 | – | – | 87.5 | 0.0 |" in end_to_end_page("x", content)
+    assert "| default | 3 | 3.00 | 30.0 | 0.10 | 2.0 | – | – | 50.0 | 50.0 |" in page
     assert "sketch" not in page
+    assert "0.30 points apart." in page
     content["cells"][2]["seconds_of_all"] = 0.35  # type: ignore[index]
+    content["cells"][2]["every_seconds_of_steps"] = [0.1, 0.125, 0.09]  # type: ignore[index]
+    content["cells"][0]["agreement"]["ties_aside"] = {"retain_accuracy": {"share": 0.9, "gap": 0.001}}  # type: ignore[index]
     content["cells"][2]["seconds_of_sketch"] = 12.0  # type: ignore[index]
     told = end_to_end_page("x", content)
-    assert "| default | 3 | 3.00 | 30.0 | 0.10 | 2.0 | 0.35 | 50.0 | 50.0 |" in told
+    assert "| default | 3 | 3.00 | 30.0 | 0.10 | 2.0 | 0.10, 0.12, 0.09 | 0.35 | 50.0 | 50.0 |" in told
+    assert "0.30 points apart; 90 % of the retained are no ties, 0.10 points apart. A tie is" in told
     assert "The sketch took 12.00 seconds, once." in told
     assert page.index("| steps | 0.10 |") < page.index("| all of it | 3.50 |")
     assert "| ours | 0.25 | 50.00 | 50.00 | 1.000 | 1.000 | 1.000 |" in page

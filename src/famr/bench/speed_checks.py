@@ -49,7 +49,7 @@ def _loops(content: Mapping[str, Any]) -> Iterator[Check]:
             f"{found['ratio']:.2f} of its time; {found['steady_ratio']:.2f} once settled",
             found["ratio"] <= 1 + NOISE,
         )
-        yield _same_accuracies(name, agreement)
+        yield same_accuracies(name, agreement)
         yield Check(
             f"{name}: weights equal the plain loop's within {agreement['tolerance']:g} of the way they went",
             f"{agreement['weights_apart']:.1e}",
@@ -76,7 +76,7 @@ def _loops(content: Mapping[str, Any]) -> Iterator[Check]:
             )
 
 
-def _same_accuracies(name: str, agreement: Mapping[str, Any]) -> Check:
+def same_accuracies(name: str, agreement: Mapping[str, Any]) -> Check:
     """Within what was asked; where they are not, on the images at least whose answer rounding does not decide."""
     apart, clear = largest_of_accuracies(agreement["gap"]), agreement.get("ties_aside")
     claim = f"{name}: accuracies equal the plain loop's within {100 * POINTS:g} points"
