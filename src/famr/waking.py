@@ -140,7 +140,7 @@ def _woken(
                     asking.logits(noise[:1].expand(coming.looked_at, *shape))
             with wakes(place) as attention:
                 found = unread(tried.module, asking.logits, noise, method.settled_precision)
-            if attention.tokens and planned(attention.tokens // SOME, coming.passes):
+            if planned(attention.tokens // SOME, coming.passes):
                 _load_attention(place)
             if not wanted.is_set() and _room(coming.images, shape, place):
                 with suppress(RuntimeError), found.spared(tried.module):
