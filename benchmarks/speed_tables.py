@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.certificate_tables import markdown
-from famr.bench.speed_checks import same_accuracies
+from famr.bench.speed_checks import NO_TIE, same_accuracies
 from famr.bench.speed_figure import draw_speed, panels
 from famr.bench.speed_page import speed_page
 from famr.report.markdown import as_markdown
@@ -114,18 +114,8 @@ def _both_loops(found: dict[str, Any]) -> list[str]:
         "the device; seconds of all steps, the median of two calls each.",
         markdown(rows),
         f"Weights apart, as a share of how far they went: {agreement['weights_apart']:.1e}. Accuracies: "
-        f"{same_accuracies('loops', agreement).found}.{_ties_told(agreement)}",
+        f"{same_accuracies('loops', agreement).found}." + (f" {NO_TIE}" if agreement.get("ties_aside") else ""),
     ]
-
-
-def _ties_told(agreement: dict[str, Any]) -> str:
-    """What is meant by them, where they matter."""
-    if not agreement.get("ties_aside"):
-        return ""
-    return (
-        " A tie is an image where the plain loop has the right class ahead or behind by no more than rounding alone "
-        "moved that on any image, as the same loop in fp32 shows."
-    )
 
 
 def draw_if_any(content: dict[str, Any], file: Path) -> None:

@@ -76,6 +76,12 @@ def _loops(content: Mapping[str, Any]) -> Iterator[Check]:
             )
 
 
+NO_TIE = (
+    "It is no tie where the plain loop has the right class ahead or behind by more than rounding moved that lead on "
+    "any image."
+)
+
+
 def same_accuracies(name: str, agreement: Mapping[str, Any]) -> Check:
     """Within what was asked; where they are not, on the images at least whose answer rounding does not decide."""
     apart, clear = largest_of_accuracies(agreement["gap"]), agreement.get("ties_aside")

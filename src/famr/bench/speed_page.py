@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from famr.bench.speed import done
-from famr.bench.speed_checks import checks
+from famr.bench.speed_checks import NO_TIE, checks
 from famr.report.content import Block, Bullets, Report, Section, Table, Text
 from famr.tables import COLUMNS, NOT_AVAILABLE, in_percent
 
@@ -161,8 +161,7 @@ def _loops(records: list[dict[str, Any]]) -> tuple[Block, ...]:
         Table(
             "What both loops made of the same network. Weights apart: ‖ours − plain‖ / ‖plain − original‖. Where their "
             "accuracies differ, the plain loop in fp32 shows what rounding alone does: answers that are nearly uniform "
-            "have many near ties. It is none where the plain loop has the right class ahead or behind by more than "
-            "rounding moved that lead on any image.",
+            f"have many near ties. {NO_TIE}",
             ("model", "weights of", *columns, "weights apart"),
             tuple(scores),
             words=2,
