@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 import famr
 from famr import unlearning, waking
 from famr.attention import WORTH, Asked, attention_for, planned
-from famr.batches import LOOK
+from famr.batches import LIGHTER, LOOK
 from famr.edited import edited_names
 from famr.unread import Unread
 from famr.waking import Coming
@@ -227,5 +228,6 @@ def test_kernels_that_need_a_plan_are_loaded_where_one_may_pay(
 def test_what_is_to_come_of_a_run() -> None:
     method = famr.FAMR(epochs=12, function_strength=1.0)
     assert Coming.of(500, method, torch.device("cuda")) == (500, 250, 12_000)
-    assert Coming.of(5000, method, torch.device("cuda")).looked_at == LOOK
+    assert Coming.of(5000, method, torch.device("cuda")).looked_at == LIGHTER * 250
+    assert Coming.of(5000, replace(method, batch_size=512), torch.device("cuda")).looked_at == LOOK
     assert Coming.of(500, famr.FAMR(epochs=10, function_strength=0.0), torch.device("cuda")) == (500, 125, 5000)

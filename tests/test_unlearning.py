@@ -264,3 +264,32 @@ def test_seconds_of_all_are_of_everything_but_measuring(
     whole = 1e4 + 1e3 * tries + 10 * len(walks)  # one target, anchors of each attempt, and what makes steps fast
     assert whole < result.seconds_of_all < whole + 9
     assert result.to_json()["seconds_of_all"] == result.seconds_of_all
+
+
+def most_at_once(original: famr.Classifier, splits: famr.Splits, method: famr.FAMR, gates: bool = False) -> int:
+    """The most images that any part of a network is given at once in a run, looking and all."""
+    seen: list[int] = []
+    watched = original.copy()
+    for part in (watched.module.blocks[0], watched.module.blocks[-1], watched.module.head):  # type: ignore[index,union-attr]
+        part.register_forward_pre_hook(lambda _part, given: seen.append(len(given[0])))  # type: ignore[operator]
+    famr.forget(watched, splits, method, device="cpu", gates=gates)
+    return max(seen)
+
+
+@pytest.mark.parametrize("held", [0.0, 1.0])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+@pytest.mark.parametrize("gates", [False, True])
+def test_a_run_gives_its_network_no_more_images_at_once_than_a_step_has(
+    original: famr.Classifier, without_three: famr.Splits, share: float, held: float, gates: bool
+) -> None:
+    """Else looking at them would take more memory than fine-tuning with batches of that size."""
+    method = famr.FAMR(edited_share=share, function_strength=held, strength=1.0, epochs=1, batch_size=16)
+    assert method.images_in_a_step(len(without_three.forget)) == (30 if held else 15)
+    assert most_at_once(original, without_three, method, gates) == (30 if held else 15)
+
+
+@pytest.mark.parametrize("target", ["uniform", "probe"])
+def test_nor_does_one_that_forgets_a_style(original: famr.Classifier, digits: Data, target: str) -> None:
+    splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
+    method = alg1(target=target, beta=None, style_layer="blocks.0", learning_rate=1e-9, epochs=1, batch_size=16)
+    assert most_at_once(original, splits, method) == 16

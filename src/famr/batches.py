@@ -37,6 +37,9 @@ Batches: TypeAlias = Callable[[int | None], Iterable[Batch]]
 EVALUATION_BATCH = 256
 LOOK = 1024
 """Images at a time on a GPU where nothing but answers are wanted: fewer would keep it waiting for Python."""
+LIGHTER = 4
+"""Beside a run's steps, at most so many times the images of one: without gradients a network holds what one layer makes
+of an image, with them what all have made. On a CPU memory that was used is not all free again: as many as a step's."""
 SMALL_WORKERS = 3
 """Threads that decode small images: most of that is Python's own work, and with more of them it goes slower."""
 KEPT = 256 << 20
@@ -114,16 +117,27 @@ def looks(
     preprocessing: Preprocessing,
     device: torch.device,
     ranks: Ranks = ALONE,
-    elsewhere: int = EVALUATION_BATCH,
+    a_step: int | None = None,
 ) -> Batches:
-    """Passes over stored images that only ask for answers; `elsewhere`: images at a time where there is no GPU."""
-    size = look_size(device, elsewhere) if ranks.size == 1 else elsewhere
+    """Passes over stored images that only ask for answers; `a_step`: images of a step of the run that asks, if any."""
+    size = look_size(device, a_step) if ranks.size == 1 else pass_size(a_step)
     return image_batches(images, preprocessing, size, device, ranks)
 
 
-def look_size(device: torch.device, elsewhere: int = EVALUATION_BATCH) -> int:
-    """Images at a time where nothing but answers are wanted."""
-    return LOOK if device.type == "cuda" else elsewhere
+def look_size(device: torch.device, a_step: int | None = None) -> int:
+    """Images at a time where nothing but answers are wanted: no more than take the memory of a step, if one is known.
+
+    >>> look_size(torch.device("cpu")), look_size(torch.device("cpu"), 10), look_size(torch.device("cuda"), 10)
+    (256, 10, 40)
+    """
+    if device.type != "cuda":
+        return pass_size(a_step)
+    return LOOK if a_step is None else min(LOOK, LIGHTER * a_step)
+
+
+def pass_size(a_step: int | None) -> int:
+    """Images at a time where more than answers may be wanted, or there is no GPU."""
+    return EVALUATION_BATCH if a_step is None else min(EVALUATION_BATCH, a_step)
 
 
 def pixel_batches(

@@ -54,6 +54,8 @@ class ForgetLoss:
     """Whether it takes the leaner ways of `lean` and `half`; there are no second derivatives then."""
     front: Front | None = None
     """Where given, batches hold what this frozen front made of their images, and the network begins behind it."""
+    a_step: int | None = None
+    """Images of a step, where it is known: it is looked at so many at a time that this takes no more memory."""
     attention: int | None = None
     """Tokens, for each head, that one pass over the forget images asks attention for; None where nobody counted."""
 
@@ -121,8 +123,8 @@ class ForgetLoss:
         """What it answers to images; from behind its front, where there is one and room for what that makes of them."""
         prepared = self.model.prepared_by()
         if self.front is None or not fits(self.front, len(images)):
-            return self._collected(looks(images, prepared, self.device, self.ranks))
-        size = look_size(self.device)
+            return self._collected(looks(images, prepared, self.device, self.ranks, self.a_step))
+        size = look_size(self.device, self.a_step)
         return self._beyond(self.front.passes(images, prepared, size, self.device, for_steps=False))
 
     def held_out(self, passes: Passes) -> Answers | None:

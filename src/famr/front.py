@@ -43,6 +43,8 @@ class Front:
         """One image, which stands for all that was kept."""
         self.each = 0
         """Bytes that are kept of an image."""
+        self.a_step: int | None = None
+        """Images of a step, where it is known: walking them may take no more memory."""
         self.seconds = 0.0
         """What walking it for the sake of the steps has taken so far."""
         self._kept: dict[tuple[int, bytes], Tensor] = {}
@@ -101,7 +103,7 @@ class Front:
         def one_pass(seed: int | None) -> Iterator[Batch]:
             if source not in self._kept:
                 resident(images, preprocessing, device)  # reading them is not what this saves
-                every = looks(images, preprocessing, device)(None)
+                every = looks(images, preprocessing, device, a_step=self.a_step)(None)
                 self._kept[source] = torch.cat([self._timed(batch.images, for_steps) for batch in every])
             targets, places = images.targets.to(device), order(len(images), seed).to(device)
             for positions in torch.split(places, batch_size):

@@ -203,6 +203,10 @@ class FAMR:
         steps = -(-images // self.batch_size)
         return self.batch_size if self.reduction == "sum" else -(-images // steps)
 
+    def images_in_a_step(self, images: int) -> int:
+        """The same, with those that come along."""
+        return self.images_along * self.images_a_step(images)
+
     def _require(self, holds: bool, name: str, must: str) -> None:
         if not holds:
             raise RequestError(f"`{name}` must be {must}, got {getattr(self, name)!r}.", where=f"FAMR({name}=…)")

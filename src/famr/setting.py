@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from famr.batches import (
-    EVALUATION_BATCH,
     Batches,
     LabelledImages,
     image_batches,
@@ -17,6 +16,7 @@ from famr.batches import (
     look_size,
     looks,
     order,
+    pass_size,
 )
 from famr.data import Images
 from famr.defaults import AtHand
@@ -89,11 +89,13 @@ def passes_of(
 ) -> Passes:
     """How the run goes over its images; checks that the request and the method fit together."""
 
+    a_step = None if splits is None else method.images_a_step(len(splits.forget))
+
     def passes_over(images: Images | Iterable[LabelledImages] | None, shared: Ranks = ranks) -> Batches | None:
         if images is None:
             return None
         if isinstance(images, Images):
-            return image_batches(images, model.prepared_by(), EVALUATION_BATCH, device, shared)
+            return image_batches(images, model.prepared_by(), pass_size(a_step), device, shared)
         return loader_batches(images, device, shared)
 
     if loader is not None and splits is None:
@@ -124,8 +126,8 @@ def passes_of(
             splits.forget, model.prepared_by(), method.images_a_step(len(splits.forget)), device, ranks
         ),
         steps_per_epoch=-(-len(splits.forget) // method.batch_size),
-        forget=looks(splits.forget, model.prepared_by(), device, ranks),
-        held_out=None if shown is None else looks(shown, model.prepared_by(), device, ranks),
+        forget=looks(splits.forget, model.prepared_by(), device, ranks, a_step),
+        held_out=None if shown is None else looks(shown, model.prepared_by(), device, ranks, a_step),
         neutral=passes_over(neutral, ALONE),  # its sum of Gram matrices is not worth dividing
         kept=passes_over(probe_images(splits.retain)),
         forgotten=splits.forgotten_classes(),
@@ -164,7 +166,10 @@ def front_of(loss: ForgetLoss, forget: Images, anchors: object) -> Front | None:
         held = min(len(anchors), (method.function_images or 0) * len(anchors.class_counts()))
     some = next(iter(image_batches(forget, loss.model.prepared_by(), TRIED, loss.device)(None))).images
     front = frozen_front(loss.model.module, loss.logits, lambda front: replace(loss, front=front).logits, some)
-    return front if front is not None and fits(front, images + held) else None
+    if front is None or not fits(front, images + held):
+        return None
+    front.a_step = loss.a_step
+    return front
 
 
 def behind(
@@ -177,7 +182,7 @@ def behind(
     if front is None:
         return loss, passes
     prepared, place = loss.model.prepared_by(), loss.device
-    size, beyond = look_size(place), None
+    size, beyond = look_size(place, loss.a_step), None
     if watched is not None and fits(front, len(watched)):
         beyond = front.passes(watched, prepared, size, place, for_steps=False)
     return replace(loss, front=front), replace(

@@ -205,7 +205,9 @@ def forget(
         begin_anew(unlearned.module, original.module, ranks)
         since = waited()
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
-        asking, ahead = ForgetLoss.without_target(unlearned, firm, place, ranks, lean=lean), passes
+        a_step = None if splits is None else firm.images_in_a_step(len(splits.forget))
+        asking = replace(ForgetLoss.without_target(unlearned, firm, place, ranks, lean=lean), a_step=a_step)
+        ahead = passes
         with aside(place), repeatable(seed), editing, named:
             if splits is not None:
                 if not fronts:

@@ -74,8 +74,8 @@ class Coming(NamedTuple):
     @classmethod
     def of(cls, images: int, method: FAMR, device: torch.device) -> Coming:
         """Of a run that forgets so many."""
-        in_a_step = method.images_along * method.images_a_step(images)
-        return cls(min(images, look_size(device)), in_a_step, images * method.image_passes)
+        in_a_step = method.images_in_a_step(images)
+        return cls(min(images, look_size(device, in_a_step)), in_a_step, images * method.image_passes)
 
 
 Looking = Callable[[ForgetLoss, Passes], Unread]

@@ -12,7 +12,6 @@ from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Ancho
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import Spectra, covered, kfac_factors
 from famr.batches import (
-    EVALUATION_BATCH,
     Batches,
     LabelledImages,
     image_batches,
@@ -20,6 +19,7 @@ from famr.batches import (
     look_size,
     looks,
     order,
+    pass_size,
 )
 from famr.data import Images
 from famr.errors import RequestError
@@ -51,7 +51,7 @@ def anchors_for(
         images = _required(source, method.anchor)
         if isinstance(images, Images):
             images = images.take(order(len(images), seed)[: method.fisher_images])
-        batches = _passes(loss, images, EVALUATION_BATCH)
+        batches = _passes(loss, images, pass_size(loss.a_step))
         with naming(images.ids if isinstance(images, Images) else None):
             held = [Held(_fisher_anchor(loss, start, batches, seed), strength)]
     if method.function_strength:
