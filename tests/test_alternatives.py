@@ -6,7 +6,7 @@ import gc
 import json
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import famr
 from alternative_cases import NAMES, TRAINING, LookedError, Peek, cases, start, stepping, unseen
@@ -41,6 +40,7 @@ from famr.data import Data, Images
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import ModelScores, answers_to, compare_answers
 from famr.lean import one_pass
+from traced import Traced
 
 CPU = torch.device("cpu")
 TRAINS_NORMALISATION = {"retrain", "fine-tune", "ℓ₁-sparse"}
@@ -252,35 +252,6 @@ def again(
 ) -> Callable[[str], tuple[Outcome, Outcome]]:
     """Run a method once more; what it comes to now, and what it came to."""
     return lambda name: (methods[name].unlearn(known, without_three, seed=3, device="cpu"), outcomes[name][0])
-
-
-class Traced:
-    """As `Captured` on CUDA: the second step of a size is written down as operations on tensors, and then repeated."""
-
-    repeated = 0
-
-    def __init__(self, step: Callable[..., Tensor], _device: torch.device) -> None:
-        self._step = step
-        self._graphs: dict[tuple[int, ...], Callable[..., Tensor]] = {}
-        self._seen: set[tuple[int, ...]] = set()
-
-    def __call__(self, given: Sequence[Tensor], sizes: tuple[int, ...], left: int) -> Tensor:
-        assert left > 0
-        if sizes not in self._seen:
-            self._seen.add(sizes)
-            return self._step(*given)
-        if sizes in self._graphs:
-            Traced.repeated += 1
-            with torch.no_grad():  # the gradients are part of what was written down
-                return self._graphs[sizes](*given)
-        said: list[Tensor] = []  # it is taken as it is written down
-
-        def step(*parts: Tensor) -> Tensor:
-            said.append(self._step(*parts))
-            return said[0]
-
-        self._graphs[sizes] = make_fx(step)(*given)
-        return said[0]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in UNCAPTURED])

@@ -33,7 +33,7 @@ from famr.bench.speed_loops import (
     run_plain,
     ties_aside,
 )
-from famr.bench.speed_memory import compare_memory
+from famr.bench.speed_memory import bring, compare_memory
 from famr.bench.speed_subject import (
     LITTLE_VIT,
     POOL,
@@ -292,6 +292,13 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(
     outcome = run("bench", "speed", "-o", tmp_path / "speed.json", "--device", "cpu", *wrong)
     assert outcome.code == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_measured_with_the_images_prepared_for_both(tiny: Classifier) -> None:
+    splits = forgetting(synthetic(tiny, forget=14, retained=40, seed=0))
+    assert splits.forget.cache.prepared is None
+    bring(tiny, splits, numbers(1, 3, "fp32"), torch.device("cpu"))
+    assert splits.forget.cache.prepared is not None
 
 
 def test_memory_is_measured_and_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from famr.data import Data
 from famr.edited import edited_names, only
 from famr.errors import DataError
 from famr.evaluation import answers
-from famr.forget_loss import ForgetLoss, HeldOut
+from famr.forget_loss import ForgetLoss, HeldOut, Passes
 from famr.front import Front, fits, frozen_front
 from famr.metrics.forgetting import correct
 from famr.models.classifier import logits_of
@@ -319,6 +319,29 @@ def test_images_are_read_before_the_walk_is_timed(
     result = famr.forget(knows_digits, splits, method, device="cpu", track_retain=False)
     assert now[0] == 2000  # those to forget, and those that are held
     assert result.history[0].seconds == 0
+
+
+def test_held_out_images_are_asked_before_the_walk_that_is_counted(
+    knows_digits: famr.Classifier, digits: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read while libraries wake; who walks meanwhile waits for them."""
+    done: list[object] = []
+    asked, timed = ForgetLoss.held_out, front.Front._timed
+
+    def held_out(loss: ForgetLoss, passes: Passes) -> object:
+        said = asked(loss, passes)
+        done.append("asked")
+        return said
+
+    def walk(found: Front, images: Tensor, for_steps: bool) -> Tensor:
+        done.append(for_steps)
+        return timed(found, images, for_steps)
+
+    monkeypatch.setattr(ForgetLoss, "held_out", held_out)
+    monkeypatch.setattr(front.Front, "_timed", walk)
+    splits = famr.split(digits, famr.Request(classes=["3"]))
+    famr.forget(knows_digits, splits, famr.FAMR(strength=1.0, epochs=1), device="cpu")
+    assert done.index("asked") < done.index(True)
 
 
 def test_waiting_for_kernels_is_counted_with_the_steps(

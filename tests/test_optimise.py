@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1
-from famr import anchored_step
+from famr import anchored_step, optimise, waking
+from famr.anchors import Held, KFACAnchor
 from famr.batches import order
 from famr.errors import NumericsError, RequestError
+from famr.natural import natural_step
 from famr.objective import target_kl, uniform_target
 from famr.optimise import epoch_seed
+from traced import Traced
 
 
 class Small(nn.Module):
@@ -123,6 +127,52 @@ def test_adamw_pulls_back_past_adams_scaling() -> None:
         optimiser.step()
     twice = alg1(optimiser="adamw", strength=strength, learning_rate=rate, epochs=2)
     torch.testing.assert_close(weights(famr.forget(module, method=twice, forget=one).module), weights(expected))
+
+
+@pytest.mark.parametrize("awake", [True, False])
+@pytest.mark.parametrize(("optimiser", "plain"), [("sgd", 0), ("natural", 0), ("adam", 1), ("adamw", 1)])
+def test_the_first_step_is_captured_where_nothing_is_made_in_it_alone(
+    optimiser: str, plain: int, awake: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = torch.device("cuda", 1)
+    monkeypatch.setattr(waking, "_AWAKE", {there} if awake else {torch.device("cuda", 0)})
+    monkeypatch.setattr(optimise, "Captured", lambda _step, _device, plain: plain)
+    method = famr.FAMR(optimiser=optimiser)  # type: ignore[arg-type]
+    assert optimise.capturing(torch.zeros, there, method) == (plain if awake else 1)
+    assert optimise.capturing(torch.zeros, torch.device("cpu"), method) is None
+
+
+LATE = {"optimiser": "natural", "strength": 1e4, "epochs": 3, "batch_size": 32, "temperature": 0.5}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        alg1(epochs=3, batch_size=32),
+        famr.FAMR(anchor="kfac", function_strength=1.0, function_images=4, **LATE),
+        famr.FAMR(anchor="fisher", function_strength=0.0, **LATE),
+    ],
+    ids=["paper", "kfac and answers", "fisher"],
+)
+def test_steps_that_are_captured_from_the_first_on_go_where_plain_ones_go(
+    method: famr.FAMR, original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> famr.Unlearned:
+        return famr.forget(original, without_three, method, device="cpu", track_retain=False)
+
+    def prepared(parameters: list[nn.Parameter], anchors: list[Held], *rest: Any) -> None:
+        metric = anchors[0].anchor
+        assert not isinstance(metric, KFACAnchor) or "_alike" in vars(metric)  # no step has to look for eigenvectors
+        natural_step(parameters, anchors, *rest)
+
+    plain = run()
+    monkeypatch.setattr(optimise, "natural_step", prepared)
+    monkeypatch.setattr(optimise, "capturing", lambda step, device, _method: Traced(step, device, plain=0))
+    monkeypatch.setattr(Traced, "repeated", 0)
+    repeated = run()
+    assert Traced.repeated > 5
+    torch.testing.assert_close(repeated.module.state_dict(), plain.module.state_dict())
+    assert not torch.allclose(weights(plain.module), weights(original.module), atol=1e-4)
 
 
 def test_the_paper_preset_has_the_papers_numbers() -> None:

@@ -2,10 +2,10 @@
 
 A small network at a usual batch size keeps a GPU waiting for Python most of the time. A captured step does the same
 arithmetic with the same kernels, reading its images from fixed places that are filled anew for each step. A batch of
-another size is captured on its own; the first of each size is stepped plainly, and so are all of a size that will not
-come often enough.
+another size is captured on its own; all of a size that will not come often enough are stepped plainly, and so is the
+first of each size, unless libraries are awake and a step keeps nothing for the next: then the first is captured too.
 
-Plain and captured steps take their memory from one pool: what the first plain step left unused is what the graph needs.
+Plain and captured steps take their memory from one pool: what a plain step left unused is what the graph needs.
 
 Everything of a run is on one stream of its own, which is the same for all runs. The node that collects a weight's
 gradient belongs to the stream it was made on, and may outlive its step; a capture may not wait for any other stream.
@@ -19,9 +19,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from famr.devices import numbered
 
 Step = Callable[..., Tensor]
 """One step on what it is given, as tensors, in place; its loss."""
@@ -34,7 +37,7 @@ _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
 def own_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which all runs on a device work."""
-    place = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    place = numbered(device)
     if place not in _STREAMS:
         _STREAMS[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
     return _STREAMS[place]
@@ -56,13 +59,16 @@ def aside(device: torch.device) -> Iterator[None]:
 
 
 def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left: int) -> bool:
-    """Whether a batch of these sizes came before, and will come often in the steps that are left.
+    """Whether batches of these sizes will come often in the steps that are left, going by those that came before.
+
+    Of the very first it is taken for granted that the others will be like it.
 
     >>> seen = Counter({(128,): 39, (8,): 1})
     >>> worth_capturing(seen, (128,), left=40), worth_capturing(seen, (8,), left=40), worth_capturing(seen, (9,), 40)
     (True, False, False)
     """
-    return seen[sizes] * left >= WORTH * seen.total() > 0
+    alike, every = (seen[sizes], seen.total()) if seen else (1, 1)
+    return alike * left >= WORTH * every
 
 
 def own_pool() -> torch.cuda.MemPool | None:
@@ -72,7 +78,7 @@ def own_pool() -> torch.cuda.MemPool | None:
 
 def let_go(pool: torch.cuda.MemPool, device: torch.device) -> None:
     """End what a capture began with a pool; one that breaks off leaves that undone, and the pool could not be used."""
-    place = torch.cuda.current_device() if device.index is None else device.index
+    place = numbered(device).index
     with suppress(RuntimeError):  # it had ended
         torch._C._cuda_endAllocateToPool(place, pool.id)
         torch._C._cuda_releasePool(place, pool.id)
@@ -89,7 +95,8 @@ class Graph:
 
     def capture(self, step: Step) -> None:
         """Write the step down; it is not taken."""
-        self._graph.capture_begin(pool=None if self._pool is None else self._pool.id)  # type: ignore[arg-type]
+        pool: Any = None if self._pool is None else self._pool.id
+        self._graph.capture_begin(pool=pool, capture_error_mode="relaxed")  # kernels may still have to be loaded
         try:
             self._loss = step(*self._held)
         finally:
@@ -107,7 +114,7 @@ class Captured:
     """A step that is replayed."""
 
     def __init__(self, step: Step, device: torch.device, plain: int = 1) -> None:
-        """`plain`: steps of each size that are taken plainly first."""
+        """`plain`: steps of each size that are taken plainly first; none where nothing is made in the first alone."""
         self._step, self._device, self._plain = step, device, plain
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._graphs: dict[tuple[int, ...], Graph | None] = {}
@@ -116,9 +123,11 @@ class Captured:
     def __call__(self, given: Sequence[Tensor], sizes: tuple[int, ...], left: int) -> Tensor:
         """Take the step. `sizes`: of what it is given and of all else that it reads. `left`: steps still to come."""
         with aside(self._device):
-            settled = self._seen[sizes] >= self._plain
-            if settled and sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
-                self._graphs[sizes] = self._captured(given)
+            before = self._seen[sizes]
+            if before >= self._plain and sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
+                graph = self._captured(given, last=before > 0)
+                if graph is not None or before:  # else it may work after a plain step
+                    self._graphs[sizes] = graph
             self._seen[sizes] += 1
             found = self._graphs.get(sizes)
             if found is not None:
@@ -127,11 +136,11 @@ class Captured:
                 loss = self._step(*given)
             return loss.clone()  # outside of the pool: what is free there a graph may write on, whoever got it since
 
-    def _captured(self, given: Sequence[Tensor]) -> Graph | None:
-        """The step as a graph; None for a network that cannot be captured.
+    def _captured(self, given: Sequence[Tensor], last: bool) -> Graph | None:
+        """The step as a graph; None where it cannot be captured, of which a last attempt warns.
 
-        A plain step of this size came before: libraries have chosen their kernels and made their work space. The device
-        may still be at it, as nothing here asks it.
+        Where a plain step of this size came before, libraries have chosen their kernels and made their work space. The
+        device may still be at it, as nothing here asks it.
         """
         collecting = gc.isenabled()
         gc.disable()  # what it frees on the device in the middle of a capture would end it
@@ -142,7 +151,9 @@ class Captured:
             torch.cuda.synchronize()
             if self._pool is not None:
                 let_go(self._pool, self._device)
-                self._pool = None
+                self._pool = None if last else own_pool()
+            if not last:
+                return None
             first = error if error.__context__ is None else error.__context__
             why = (str(first).splitlines() or ["no reason given"])[0]
             warnings.warn(f"The steps of this network run one by one, which takes longer: {why}", stacklevel=2)

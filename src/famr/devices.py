@@ -31,6 +31,13 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
+def numbered(device: torch.device) -> torch.device:
+    """The same device with its number: `cuda` is the current one of them."""
+    if device.type != "cuda":
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """bf16 where it was chosen; weights, gradients and losses stay in float32."""
     if precision == "fp32":

@@ -214,11 +214,12 @@ def forget_loss(asking: ForgetLoss, passes: Passes, known: ForgetLoss | None = N
     model, method, device = asking.model, asking.method, asking.device
     if not method.forgets_style:
         if known is None:
+            said = _held_out(asking, passes)  # first: they are read while libraries wake, and the next walk counts
             if asking.front is not None:
                 next(iter(passes.forget(None)))  # walks it, which steps do not
             with Asked() if asking.lean else nullcontext() as asked:
                 original = asking.forgotten_answers(passes)
-            method, target = _target(asking, passes, original)
+            method, target = _target(asking, passes, original, said)
             attention = None if asked is None else asked.tokens
         else:
             method, target = replace(method, temperature=known.method.temperature), known.target
@@ -237,13 +238,21 @@ def forget_loss(asking: ForgetLoss, passes: Passes, known: ForgetLoss | None = N
         if method.target == "probe":
             target = _probed(model.module, tap, passes, asking.ranks)
         else:
-            method, target = _target(asking, passes, asking.forgotten_answers(passes))
+            said = _held_out(asking, passes)
+            method, target = _target(asking, passes, asking.forgotten_answers(passes), said)
         gram_target = mean_gram(model.module, tap, passes.neutral(None))
         loss = replace(asking, method=method, target=target.to(device), tap=tap, gram_target=gram_target)
         yield loss if method.beta is not None else _balanced(loss, passes.forget)
 
 
-def _target(asking: ForgetLoss, passes: Passes, original: Answers) -> tuple[FAMR, Tensor]:
+def _held_out(asking: ForgetLoss, passes: Passes) -> HeldOut | None:
+    """How the original answers held-out images, for a target that is to be as sure as that; None where that is not
+    known."""
+    said = None if asking.method.target == "uniform" else asking.held_out(passes)
+    return passes.remembered if said is None else HeldOut.of(said)
+
+
+def _target(asking: ForgetLoss, passes: Passes, original: Answers, held_out: HeldOut | None) -> tuple[FAMR, Tensor]:
     """q of each forget image, from the original's answers; and the method with its temperature filled in."""
     method = asking.method
     if method.target == "probe":
@@ -251,8 +260,6 @@ def _target(asking: ForgetLoss, passes: Passes, original: Answers) -> tuple[FAMR
     classes = original.logits.shape[-1]
     if method.target == "uniform":
         return method, uniform_target(classes)
-    said = asking.held_out(passes)
-    held_out = passes.remembered if said is None else HeldOut.of(said)
     if method.target in ("reference", "tempered") and passes.forgets_classes:
         raise RequestError(
             f"The {method.target} target is for samples: with it the model would still know the forgotten classes.",

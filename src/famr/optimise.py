@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from famr.anchored_step import anchored_step, held_plainly
-from famr.anchors import FunctionAnchor, Held
+from famr.anchors import FunctionAnchor, Held, KFACAnchor
 from famr.batches import Batch, Batches
 from famr.captured import Captured
 from famr.errors import RequestError
@@ -29,6 +29,7 @@ from famr.ranks import ALONE, Ranks
 from famr.resuming import optimiser_tensors, restore_optimiser
 from famr.scarce import Scarce, cut
 from famr.together import held_together
+from famr.waking import awake
 
 WARM_UP = 0.1
 """The share of Adam's steps in which η rises."""
@@ -104,8 +105,7 @@ def minimise(
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
         return forget_loss
 
-    alone = device.type == "cuda" and ranks.size == 1
-    captured = Captured(lambda *parts: step(Batch(*parts)), device) if alone else None
+    captured = capturing(lambda *parts: step(Batch(*parts)), device, method) if ranks.size == 1 else None
 
     def take(batch: Batch, left: int) -> Tensor:
         """The step, by the quickest way there is, and with the memory there is."""
@@ -119,6 +119,10 @@ def minimise(
     _go_on(begun, parameters, optimiser, anchors)
     steps, seconds, whole = begun.steps, begun.seconds, method.settled_epochs * batches_per_epoch
     with closing(scarce):
+        start = time.perf_counter()
+        if optimiser is None and isinstance(anchors[0].anchor, KFACAnchor):
+            anchors[0].anchor.find_eigenvectors()  # which a step that is captured must find there
+        seconds += time.perf_counter() - start
         for epoch in range(begun.epoch + 1, method.settled_epochs + 1):
             start = time.perf_counter()
             losses: list[Tensor] = []
@@ -136,6 +140,14 @@ def minimise(
             require_finite(losses, places, module, epoch)  # also waits for the device
             seconds += time.perf_counter() - start
             yield Epoch(epoch, steps, seconds, _state(parameters, optimiser))
+
+
+def capturing(step: Callable[..., Tensor], device: torch.device, method: FAMR) -> Captured | None:
+    """On CUDA, the steps as they are captured and replayed; the first one too, where nothing is made in it alone."""
+    if device.type != "cuda":
+        return None
+    at_once = awake(device) and method.optimiser in ("sgd", "natural")  # Adam makes its averages in the first
+    return Captured(step, device, plain=0 if at_once else 1)
 
 
 def backward(loss: ForgetLoss, batch: Batch, parts: int, method: FAMR) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 from famr.anchors import FisherAnchor, Held
 from famr.attention import Asked, planned
 from famr.batches import SHARE, Batch, look_size
-from famr.devices import unplanned_attention
+from famr.devices import numbered, unplanned_attention
 from famr.errors import is_out_of_memory
 from famr.forget_loss import ForgetLoss, Passes
 from famr.front import ROOM
@@ -52,13 +52,18 @@ _AWAKE: set[torch.device] = set()
 """Devices whose libraries have woken, attention among them."""
 
 
+def awake(place: torch.device) -> bool:
+    """Whether a network has gone forwards and backwards there."""
+    return numbered(place) in _AWAKE
+
+
 @contextmanager
 def wakes(place: torch.device) -> Iterator[Asked]:
     """What is done inside wakes the libraries of a device, if attention is asked for anything."""
     with Asked() as attention:
         yield attention
     if attention.tokens:
-        _AWAKE.add(place)
+        _AWAKE.add(numbered(place))
 
 
 class Coming(NamedTuple):
@@ -94,7 +99,7 @@ def looking(
 
     The copy is made here, of a network that is on its device, and not where that may just be changed.
     """
-    if not lean or method.forgets_style or place in _AWAKE:
+    if not lean or method.forgets_style or awake(place):
         return _asked
     try:
         tried = model.copy()

@@ -143,6 +143,10 @@ class KFACAnchor:
                 _put(found, layer, matrix)
         return found
 
+    def find_eigenvectors(self) -> None:
+        """What `precondition` needs and keeps, which takes a while; without it the first call finds it."""
+        self._alike  # noqa: B018
+
     @cached_property
     def _alone(self) -> list[int]:
         """The places of the parameters that no layer covers."""

@@ -57,12 +57,19 @@ def use(what: What, original: Classifier, splits: Splits, method: FAMR, seed: in
         fine_tune(original, splits, method, seed, device)
 
 
+def bring(original: Classifier, splits: Splits, method: FAMR, device: torch.device) -> None:
+    """Have the images there as both find them in their later epochs: prepared, where they are kept so."""
+    batches = image_batches(splits.forget, original.prepared_by(), method.batch_size, device)
+    for seed in (0, 1):
+        for _ in batches(seed):
+            pass
+
+
 def peak_on_cuda(
     what: What, original: Classifier, splits: Splits, method: FAMR, seed: int, device: torch.device
 ) -> dict[str, int]:
     """Bytes that were allocated, and reserved, on the GPU at most; the images are there before."""
-    for _ in image_batches(splits.forget, original.prepared_by(), method.batch_size, device)(None):
-        pass
+    bring(original, splits, method, device)
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -104,8 +111,7 @@ def measured() -> None:
     original = made(named, task["seed"])
     splits = forgetting(synthetic(original, task["images"], task["images"], task["seed"]))
     method = numbers(task["epochs"], task["batch"], task["precision"])
-    for _ in image_batches(splits.forget, original.prepared_by(), task["batch"], torch.device("cpu"))(None):
-        pass
+    bring(original, splits, method, torch.device("cpu"))
     gc.collect()
     before, _ = _resident()
     use(task["what"], original, splits, method, task["seed"], torch.device("cpu"))
