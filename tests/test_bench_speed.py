@@ -81,6 +81,13 @@ def test_operations_are_those_of_the_closed_form(tiny: Classifier) -> None:
     assert next(little.module.parameters()).device.type == "cpu"
 
 
+def test_operations_are_counted_whoever_is_handed_a_weight() -> None:
+    """CaiT hands its class token to its last blocks, as it is."""
+    small = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    weights = forward_flops(made(Named("CaiT", "timm:cait_xxs24_224", small), seed=0))
+    assert weights > 2 * 4 * 2 * 12 * 32**2  # four patches through two blocks, and more
+
+
 def test_what_nobody_reads_is_not_counted(tiny: Classifier) -> None:
     """One token alone goes behind the last attention: 9·d² operations less for each of the others."""
     others = 5 - 1

@@ -137,9 +137,11 @@ def test_the_first_step_is_captured_where_nothing_is_made_in_it_alone(
     there = torch.device("cuda", 1)
     monkeypatch.setattr(waking, "_AWAKE", {there} if awake else {torch.device("cuda", 0)})
     monkeypatch.setattr(optimise, "Captured", lambda _step, _device, plain: plain)
-    method = famr.FAMR(optimiser=optimiser)  # type: ignore[arg-type]
-    assert optimise.capturing(torch.zeros, there, method) == (plain if awake else 1)
-    assert optimise.capturing(torch.zeros, torch.device("cpu"), method) is None
+    method = famr.FAMR(optimiser=optimiser, batch_size=250)  # type: ignore[arg-type]
+    small, large = 5_500_000, 303_000_000  # a ViT-Ti and a ViT-L, which keeps a GPU busy while Python captures
+    assert optimise.capturing(torch.zeros, there, method, small) == (plain if awake else 1)
+    assert optimise.capturing(torch.zeros, there, method, large) == 1
+    assert optimise.capturing(torch.zeros, torch.device("cpu"), method, small) is None
 
 
 LATE = {"optimiser": "natural", "strength": 1e4, "epochs": 3, "batch_size": 32, "temperature": 0.5}
@@ -167,7 +169,7 @@ def test_steps_that_are_captured_from_the_first_on_go_where_plain_ones_go(
 
     plain = run()
     monkeypatch.setattr(optimise, "natural_step", prepared)
-    monkeypatch.setattr(optimise, "capturing", lambda step, device, _method: Traced(step, device, plain=0))
+    monkeypatch.setattr(optimise, "capturing", lambda step, device, *_: Traced(step, device, plain=0))
     monkeypatch.setattr(Traced, "repeated", 0)
     repeated = run()
     assert Traced.repeated > 5

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -265,6 +267,35 @@ def test_only_networks_with_attention_have_its_kernels_loaded(network: nn.Module
     with torch.no_grad(), Asked() as attention:
         network(torch.zeros(1, 3, 16, 16))
     assert bool(attention.tokens) is attends
+
+
+@pytest.mark.parametrize(("kind", "times"), [("cpu", 0), ("cuda", 1)])
+def test_who_waited_for_a_copy_lets_go_of_its_work_space(
+    kind: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[bool] = []
+    monkeypatch.setattr(waking, "_let_go_of_work_space", lambda: gone.append(coming.done()))
+    coming: Future[Unread] = Future()
+    coming.set_result(Unread(("head",)))
+    wanted, loss = Event(), SimpleNamespace(device=torch.device(kind))
+    assert waking._awaited(coming, wanted, loss, None).layers == ("head",)  # type: ignore[arg-type]
+    assert wanted.is_set()
+    assert gone == times * [True]
+
+
+@pytest.mark.parametrize(
+    ("pools", "allocator", "goes"),
+    [([(0, 0), (0, 0)], "native", True), ([(0, 0), (0, 7)], "native", False), ([], "cudaMallocAsync", False)],
+)
+def test_work_space_goes_unless_a_graph_may_use_it(
+    pools: list[tuple[int, int]], allocator: str, goes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleared: list[bool] = []
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: allocator)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [{"segment_pool_id": pool} for pool in pools])
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: cleared.append(True), raising=False)
+    waking._let_go_of_work_space()
+    assert bool(cleared) is goes
 
 
 def test_a_device_without_such_kernels_is_no_error() -> None:

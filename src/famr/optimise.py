@@ -36,6 +36,10 @@ WARM_UP = 0.1
 ADAM = (0.9, 0.99)
 """Adam's memory of the gradient and of its square: the square is forgotten sooner than usual, as runs are short."""
 
+BUSY = 10_000_000_000
+"""Weights times images of a step, from which on a GPU works on a step for longer than Python: on an H200 a ViT-Ti with
+250 images stays below it and waits for Python, a ViT-L does not, and a ViT-B is about as quick either way."""
+
 ForgetLoss = Callable[[Batch], Tensor]
 """L_forget of one batch, with a graph [FAMR, Eq. (5)]."""
 
@@ -105,7 +109,8 @@ def minimise(
             optimiser.step()  # θ ← θ − η·(g_forget + g_anchor)
         return forget_loss
 
-    captured = capturing(lambda *parts: step(Batch(*parts)), device, method) if ranks.size == 1 else None
+    weights = sum(parameter.numel() for parameter in parameters)
+    captured = capturing(lambda *parts: step(Batch(*parts)), device, method, weights) if ranks.size == 1 else None
 
     def take(batch: Batch, left: int) -> Tensor:
         """The step, by the quickest way there is, and with the memory there is."""
@@ -142,11 +147,15 @@ def minimise(
             yield Epoch(epoch, steps, seconds, _state(parameters, optimiser))
 
 
-def capturing(step: Callable[..., Tensor], device: torch.device, method: FAMR) -> Captured | None:
-    """On CUDA, the steps as they are captured and replayed; the first one too, where nothing is made in it alone."""
+def capturing(step: Callable[..., Tensor], device: torch.device, method: FAMR, weights: int) -> Captured | None:
+    """On CUDA, the steps as they are captured and replayed; `weights` are those that may change.
+
+    The first one too, where libraries are awake and nothing is made in it alone, as Adam makes its averages; but not
+    where the device has so much to do in a plain step that the next can be captured meanwhile.
+    """
     if device.type != "cuda":
         return None
-    at_once = awake(device) and method.optimiser in ("sgd", "natural")  # Adam makes its averages in the first
+    at_once = awake(device) and method.optimiser in ("sgd", "natural") and weights * method.batch_size < BUSY
     return Captured(step, device, plain=0 if at_once else 1)
 
 

@@ -111,10 +111,26 @@ def looking(
     return partial(_awaited, beside().submit(_woken, tried, method, shape, place, coming, wanted), wanted)
 
 
-def _awaited(coming: Future[Unread], wanted: Event, loss: ForgetLoss, passes: Passes) -> Unread:  # noqa: ARG001
+def _awaited(coming: Future[Unread], wanted: Event, loss: ForgetLoss, _passes: Passes) -> Unread:
     begun = time.perf_counter()
     wanted.set()
-    return replace(coming.result(), seconds=time.perf_counter() - begun)
+    found = coming.result()
+    if loss.device.type == "cuda":
+        _let_go_of_work_space()
+    return replace(found, seconds=time.perf_counter() - begun)
+
+
+def _let_go_of_work_space() -> None:
+    """cuBLAS has 32 MiB for each thread that asked for a product, also for that in which it woke, which is idle now.
+
+    All of it goes, and whoever needs some gets it back; but not where somebody has a graph, which has memory in a pool
+    of its own: it may have been captured with a work space, and would go on using it.
+    """
+    if torch.cuda.memory.get_allocator_backend() != "native":  # another cannot tell
+        return
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    if all(tuple(segment["segment_pool_id"]) == (0, 0) for segment in segments):
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _asked(loss: ForgetLoss, passes: Passes) -> Unread:

@@ -123,7 +123,7 @@ def forward_flops(model: Classifier, first_token: Sequence[str] = ()) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     prepared = model.prepared_by()
-    shadow = deepcopy(model.module).to("meta").eval()
+    shadow = deepcopy(model.module).to("meta").eval().requires_grad_(False)
     image = torch.zeros(1, prepared.channels, *prepared.crop, device="meta")
     spared = Unread(tuple(first_token)).spared(shadow)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), spared, FlopCounterMode(display=False) as counter:
