@@ -143,6 +143,7 @@ def woken(
     network: nn.Module, coming: Coming, most: int = 99, wanted: Event | None = None
 ) -> tuple[Unread, list[tuple[int, set[str]]]]:
     seen, method = Seen(network, most), famr.FAMR(precision="fp32")
+    waking._free_last_blocks(network)
     found = waking._woken(famr.Classifier(network), method, (3, 16, 16), CPU, coming, wanted or Event())
     return found, seen.images
 

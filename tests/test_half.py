@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import famr
-from famr import unlearning
+from famr import grouping, half, unlearning
 from famr.devices import Precision
 from famr.forget_loss import ForgetLoss
-from famr.half import halved, standing, weights_standing
+from famr.half import halved, round_fixed, standing, weights_standing
 from famr.lean import LeanBackward, one_pass
 from famr.style import listen
 from famr.train import Trained
@@ -53,6 +54,50 @@ def test_the_gradients_are_those_of_full_precision_up_to_rounding() -> None:
     assert {slope.dtype for slope in found.values()} == {torch.float32}
     both = [torch.cat([each[name].flatten() for name in usual]) for each in (found, usual)]
     assert float(F.cosine_similarity(*both, dim=0)) > 0.999
+
+
+def test_gradients_are_rounded_back_group_by_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once they would be there twice, in bf16 and in float32."""
+    network = vit()
+    at_once, back = gradients(network, half=True), []
+    own = half._converted
+
+    def noted(tensors: Sequence[Tensor], precision: torch.dtype) -> list[Tensor]:
+        if precision == torch.float32:
+            back.append(sum(2 * tensor.nbytes for tensor in tensors))
+        return own(tensors, precision)
+
+    monkeypatch.setattr(half, "_converted", noted)
+    gradients(network, half=True)
+    assert back == [sum(weight.nbytes for weight in network.parameters())]  # few weights are one group
+    back.clear()
+    monkeypatch.setattr(grouping, "GROUP", most := 20_000)
+    found = gradients(network, half=True)
+    assert len(back) > 3
+    assert max(back) <= most
+    assert found.keys() == at_once.keys()
+    assert all(torch.equal(found[name], at_once[name]) for name in found)
+
+
+@pytest.mark.parametrize("make", [vit, lambda: timm.create_model("resnet10t", num_classes=5).eval()])
+def test_weights_without_gradients_can_be_rounded_for_good(make: Callable[[], nn.Module]) -> None:
+    """Where nothing but answers are wanted of them these are the same."""
+    network = make().requires_grad_(False)
+    head = network.get_submodule("head" if hasattr(network, "head") else "fc").requires_grad_(True)
+
+    def said() -> Tensor:
+        with torch.no_grad(), one_pass(network, torch.device("cpu"), "bf16", lean=True):
+            answers: Tensor = network(images())
+        return answers
+
+    before = said()
+    round_fixed(network)
+    assert torch.equal(said(), before)
+    for part in network.modules():
+        wide = part is head or isinstance(part, nn.BatchNorm2d)
+        for weight in part.parameters(recurse=False):
+            assert weight.dtype == (torch.float32 if wide else torch.bfloat16)
+            assert weight.requires_grad is (part is head)
 
 
 def test_autocast_does_not_choose_the_precision_of_its_normalisations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1
-from famr import anchored_step, optimise, waking
+from famr import anchored_step, grouping, optimise, waking
 from famr.anchors import Held, KFACAnchor
 from famr.batches import order
 from famr.errors import NumericsError, RequestError
@@ -90,7 +90,7 @@ def test_the_loop_agrees_with_autograd_through_the_whole_objective(optimiser: st
 def test_the_plain_step_over_many_weights_is_that_over_one_after_the_other(
     most: int, strength: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(anchored_step, "GROUP", most)
+    monkeypatch.setattr(grouping, "GROUP", most)
     draws = torch.Generator().manual_seed(0)
     shapes = [(3, 4), (5,), (1,), (2, 2, 2), (6,)]
     weights, original, slopes = ([torch.randn(shape, generator=draws) for shape in shapes] for _ in range(3))

@@ -20,6 +20,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import famr
 from famr import unlearning, waking
 from famr.attention import Asked
+from famr.ranks import ALONE
 from famr.setting import shape_of_one
 from famr.unread import AT_ONCE, Unread, unread
 from famr.waking import Coming, Looking, looking
@@ -269,6 +270,41 @@ def test_only_networks_with_attention_have_its_kernels_loaded(network: nn.Module
     assert bool(attention.tokens) is attends
 
 
+@pytest.mark.parametrize(
+    ("kind", "passes", "asked"),
+    [("cuda", 5000, False), ("cuda", waking.PAYS, True), ("cuda", 0, True), ("cpu", 5000, True)],
+)
+def test_a_network_on_a_gpu_is_asked_where_a_run_is_long_enough_to_gain(
+    kind: str, passes: int, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waking, "unread", lambda *_: Unread(("head",)))
+    model, how = SimpleNamespace(module=timm_vit()), SimpleNamespace(settled_precision="fp32")
+    loss = SimpleNamespace(tap=None, ranks=ALONE, device=torch.device(kind), model=model, logits=None, method=how)
+    images = SimpleNamespace(forget=lambda _seed: [SimpleNamespace(images=torch.zeros(3, 1))])
+    found = waking._asked(Coming(passes=passes), loss, images)  # type: ignore[arg-type]
+    assert bool(found.layers) is asked
+
+
+def test_a_copy_is_small_and_has_gradients_where_it_needs_them(
+    original: famr.Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounded, but for its last blocks, whose steps are rehearsed; the network itself stays as it is."""
+    copies: list[nn.Module] = []
+    monkeypatch.setattr(waking, "_woken", lambda tried, *_: copies.append(tried.module) or Unread())
+    before = original.digest()
+    method = famr.FAMR(precision="bf16")
+    look = looking(original, method, (3, 12, 12), torch.device("cpu"), True, Coming())
+    look(None, None)  # type: ignore[arg-type]
+    (copy,) = copies
+    kinds = {name: (weight.dtype, weight.requires_grad) for name, weight in copy.named_parameters()}
+    last = [f"blocks.{place}." for place in range(len(copy.blocks))][-waking.REHEARSED :]  # type: ignore[arg-type]
+    for name, kind in kinds.items():
+        late = name.startswith(tuple(last))
+        assert kind == ((torch.float32, True) if late else (torch.bfloat16, False)), name
+    assert original.digest() == before
+    assert all(weight.requires_grad for weight in original.module.parameters())
+
+
 @pytest.mark.parametrize(("kind", "times"), [("cpu", 0), ("cuda", 1)])
 def test_who_waited_for_a_copy_lets_go_of_its_work_space(
     kind: str, times: int, monkeypatch: pytest.MonkeyPatch
@@ -277,8 +313,8 @@ def test_who_waited_for_a_copy_lets_go_of_its_work_space(
     monkeypatch.setattr(waking, "_let_go_of_work_space", lambda: gone.append(coming.done()))
     coming: Future[Unread] = Future()
     coming.set_result(Unread(("head",)))
-    wanted, loss = Event(), SimpleNamespace(device=torch.device(kind))
-    assert waking._awaited(coming, wanted, loss, None).layers == ("head",)  # type: ignore[arg-type]
+    wanted = Event()
+    assert waking._awaited(torch.device(kind), coming, wanted, None, None).layers == ("head",)  # type: ignore[arg-type]
     assert wanted.is_set()
     assert gone == times * [True]
 

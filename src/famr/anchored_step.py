@@ -6,16 +6,14 @@ need a second copy of the network, so that weights are taken in groups of a limi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from famr.anchors import Held, L2Anchor
+from famr.grouping import groups
 from famr.method import FAMR
-
-GROUP = 64 << 20
-"""Bytes of weights that are taken at once; one larger weight is a group of its own."""
 
 NO_PULL = 1e-12
 """Below it an anchor is weaker than rounding, and g/λ might leave all numbers."""
@@ -41,20 +39,3 @@ def anchored_step(parameters: Sequence[nn.Parameter], original: Sequence[Tensor]
         if seen:
             torch._foreach_add_([pull for pull, _ in seen], [slope for _, slope in seen], alpha=1 / strength)
         torch._foreach_add_(weights, step, alpha=-rate * strength)
-
-
-def groups(sizes: Sequence[int], most: int | None = None) -> Iterator[slice]:
-    """Runs of neighbours, as long as they may be.
-
-    >>> list(groups([3, 3, 3, 9, 1], most=6))
-    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
-    """
-    most = GROUP if most is None else most
-    first = total = 0
-    for place, size in enumerate(sizes):
-        if place > first and total + size > most:
-            yield slice(first, place)
-            first, total = place, 0
-        total += size
-    if first < len(sizes):
-        yield slice(first, len(sizes))

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from famr.grouping import groups
+
 Standing = list[tuple[nn.Module, str, Tensor]]
 """Which tensor stands for a weight: its part of the network, its name there, and the tensor."""
 
@@ -41,24 +43,41 @@ def standing(weights: Standing) -> Iterator[None]:
             part._parameters[name] = own
 
 
-@contextmanager
-def halved(module: nn.Module) -> Iterator[None]:
-    """The weights in bf16, differentiably; what has statistics of its own, as BatchNorm, keeps its precision."""
-    wide = [
+def wide_weights(module: nn.Module) -> Standing:
+    """Those in float32; not of what has statistics of its own, as BatchNorm."""
+    return [
         (part, name, tensor)
         for part, name, tensor in weights_standing(module)
         if tensor.dtype == torch.float32 and not any(b.is_floating_point() for b in part.buffers(recurse=False))
     ]
+
+
+def round_fixed(module: nn.Module) -> None:
+    """Round the weights that have no gradients, for good: a network that is only asked needs no others."""
+    for part, name, tensor in wide_weights(module):
+        if not tensor.requires_grad:
+            part._parameters[name] = nn.Parameter(tensor.to(torch.bfloat16), requires_grad=False)
+
+
+@contextmanager
+def halved(module: nn.Module) -> Iterator[None]:
+    """The weights in bf16, differentiably; what has statistics of its own, as BatchNorm, keeps its precision."""
+    wide = wide_weights(module)
     free, fixed = ([each for each in wide if each[2].requires_grad is wanted] for wanted in (True, False))
-    narrow = _Rounded.apply(*(tensor for _, _, tensor in free)) if free else ()
-    rounded = [*narrow, *_converted([tensor for _, _, tensor in fixed], torch.bfloat16)]
+    tensors = [tensor for _, _, tensor in free]
+    rounded = [each for group in groups([t.nbytes for t in tensors]) for each in _Rounded.apply(*tensors[group])]
+    rounded += _converted([tensor for _, _, tensor in fixed], torch.bfloat16)
     both = zip([*free, *fixed], rounded, strict=True)
     with standing([(part, name, tensor) for (part, name, _), tensor in both]):
         yield
 
 
 class _Rounded(torch.autograd.Function):
-    """All weights at once: one by one they are hundreds of small operations, as many as all the others of a step."""
+    """Many weights at once: one by one they are hundreds of small operations, as many as all the others of a step.
+
+    Autograd comes to them last. All at once, their gradients would be there twice, in bf16 and in float32; of a group,
+    those in bf16 are gone before the next.
+    """
 
     @staticmethod
     def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:

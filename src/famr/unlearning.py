@@ -68,6 +68,8 @@ class Unlearned:
     seconds_of_all: float | None = None
     """Time spent on all of it once the model was on its device: targets, anchors, images that were not read before,
     every strength that was tried. Measuring is not counted. None where a run went on from an earlier one's state."""
+    first_token: tuple[str, ...] = ()
+    """Layers that saw the first token of an image alone in the steps: nobody reads what they say about the others."""
 
     @property
     def module(self) -> nn.Module:
@@ -259,7 +261,7 @@ def forget(
     took = None if went_on else time.perf_counter() - begun - sum(measuring)
     unlearned = from_work(unlearned, original, home, ranks)
     result = Unlearned(unlearned, original, Request(), settled, seed, history, str(place), why, trials)
-    result = replace(result, ranks=ranks, seconds_of_all=took)
+    result = replace(result, ranks=ranks, seconds_of_all=took, first_token=idle[0].layers)
     if splits is None:
         return result
     classes = splits.newly_forgotten_classes() if passes.forgets_classes else ()

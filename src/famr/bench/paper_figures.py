@@ -145,7 +145,7 @@ def draw_figure(content: Mapping[str, Any], number: int, file: Path, method: str
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
-    figure.savefig(file, metadata={"Software": None})
+    figure.savefig(file, format="png", metadata={"Software": None})
 
 
 def heading(title: str, of: str, drawn: str, width: int) -> list[str]:

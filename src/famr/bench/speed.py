@@ -23,7 +23,6 @@ from famr.bench.speed_subject import (
     LITTLE,
     PASS,
     Named,
-    flops_of_what_is_read,
     forgetting,
     forward_flops,
     made,
@@ -264,7 +263,7 @@ class Subject:
         found["learning_rate"] = method.settled_rate
         if tflops is None:
             return {**found, "floor": None}
-        read = PASS * flops_of_what_is_read(self.original, plan.place)
+        read = PASS * forward_flops(self.original, found["first_token"])
         for name, flops in (("ours", read), ("plain", self._flops)):
             rate = found["sample_passes"] * flops / (found[name]["step"] * found["steps"])
             found[name] |= {"sample_pass_flops": flops, "share_of_ceiling": rate / (tflops * 1e12)}

@@ -52,7 +52,7 @@ def draw_speed(content: Mapping[str, Any], file: Path) -> None:
         fontsize=10,
         parse_math=False,
     )
-    figure.savefig(file, metadata={"Software": None})
+    figure.savefig(file, format="png", metadata={"Software": None})
 
 
 def _loops(axes: Any, content: Mapping[str, Any]) -> None:

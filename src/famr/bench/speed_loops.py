@@ -46,6 +46,8 @@ class Run:
     module: nn.Module
     ahead: float = 0.0
     """Seconds before the first step that save time in all of them."""
+    first_token: tuple[str, ...] = ()
+    """Layers that saw the first token of an image alone."""
 
     @property
     def steps(self) -> float:
@@ -116,7 +118,8 @@ def run_ours(original: Classifier, splits: Splits, method: FAMR, seed: int, devi
     result = forget(original, splits, method, seed=seed, device=str(device), track_retain=False)
     whole = time.perf_counter() - begun
     ends = [row.seconds for row in result.history]
-    return Run(tuple(after - before for before, after in pairwise(ends)), whole, result.module, ahead=ends[0])
+    epochs = tuple(after - before for before, after in pairwise(ends))
+    return Run(epochs, whole, result.module, ahead=ends[0], first_token=result.first_token)
 
 
 def feeding(original: Classifier, splits: Splits, batch: int, device: torch.device) -> float:
@@ -185,6 +188,7 @@ def compare_loops(
         "steps": steps,
         "ours": _times(ours, steps),
         "plain": _times(plain, steps),
+        "first_token": list(ours[-1].first_token),
         "ratio": statistics.median(one.steps / other.steps for one, other in zip(ours, plain, strict=True)),
         "steady_ratio": statistics.median(one.steady / other.steady for one, other in zip(ours, plain, strict=True)),
         "feeding_seconds_an_epoch": feeding(original, splits, method.batch_size, device),

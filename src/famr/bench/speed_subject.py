@@ -7,7 +7,6 @@ kind differ; a larger set shows them again, as speed does not depend on what the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from famr.models import Classifier, load_model, new_model
 from famr.preprocessing import Preprocessing
 from famr.request import Request
 from famr.splits import Splits, split
-from famr.unread import Unread, unread
+from famr.unread import Unread
 
 LABELS = tuple(str(number) for number in range(10))
 FORGOTTEN = LABELS[0]
@@ -129,15 +128,6 @@ def forward_flops(model: Classifier, first_token: Sequence[str] = ()) -> int:
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), spared, FlopCounterMode(display=False) as counter:
         shadow(image)
     return int(counter.get_total_flops())
-
-
-def flops_of_what_is_read(model: Classifier, device: torch.device) -> int:
-    """The same as our loop has it, which leaves out what nobody reads."""
-    prepared, tried = model.prepared_by(), model.copy()
-    images = torch.linspace(-1, 1, prepared.channels * math.prod(prepared.crop), device=device)
-    images = images.reshape(1, prepared.channels, *prepared.crop)
-    tried.module.to(device).eval()
-    return forward_flops(model, unread(tried.module, tried.logits, images, "fp32").layers)
 
 
 PASS = 3

@@ -244,9 +244,7 @@ def run_paper(
     if figure is not None:
         file = output / f"figure-{figure}{'' if of_paper else '-default'}.png"
         with whole_file(file) as staging:
-            png = staging.with_suffix(".png")
-            draw_figure(content, figure, png, PAPER if of_paper else DEFAULT)
-            png.replace(staging)
+            draw_figure(content, figure, staging, PAPER if of_paper else DEFAULT)
         return {"lines": [], "files": [str(file)]}
     page = paper_page(content)
     files = {

@@ -69,9 +69,7 @@ def run_and_write(
     write_whole(output.with_suffix(".md"), as_markdown(speed_page(content)))
     if panels(content):
         with whole_file(output.with_suffix(".png")) as staging:
-            png = staging.with_suffix(".png")
-            draw_speed(content, png)
-            png.replace(staging)
+            draw_speed(content, staging)
     for check in checks(content):
         told(f"{'yes' if check.holds else 'NO '}  {check.claim}: {check.found}")
     told(f"written: {output}, with a page (.md) and, where there is something to draw, a figure (.png)")

@@ -27,7 +27,7 @@ def sweep_folder(target: Path) -> None:
 
 def sweep_file(target: Path) -> None:
     """Clear the half-written files of dead processes for this file."""
-    for staging in _left_beside(target, r"[0-9]+\.(tmp|png)"):
+    for staging in _left_beside(target, r"[0-9]+\.tmp"):
         if _is_dead(staging):
             _remove(staging)
 
