@@ -44,6 +44,7 @@ from famr.bench.speed_subject import (
     size_named,
     synthetic,
 )
+from famr.cli import speed_running
 from famr.errors import NumericsError, RequestError
 from famr.evaluation import Answers
 from famr.models import Classifier
@@ -489,6 +490,20 @@ def test_the_page_shows_names_as_text_and_the_figure_every_panel(tmp_path: Path)
         assert figure.height > 1000  # two rows of panels
     draw_if_any({**hostile, "stages": []}, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_a_bench_that_is_stopped_while_it_draws_leaves_nothing_half_drawn(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(_content: object, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(speed_running, "run_speed", lambda *_: content())
+    monkeypatch.setattr(speed_running, "draw_speed", stopped)
+    outcome = run("bench", "speed", "-o", tmp_path / "speed.json", "--device", "cpu")
+    assert outcome.code == 130
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["speed.json", "speed.md"]
 
 
 def test_a_plan_without_a_stage_is_refused() -> None:
