@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 import famr
@@ -59,11 +60,13 @@ def test_the_gradients_are_those_of_full_precision_up_to_rounding() -> None:
 def test_gradients_are_rounded_back_group_by_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once they would be there twice, in bf16 and in float32."""
     network = vit()
-    at_once, back = gradients(network, half=True), []
+    at_once, back, done = gradients(network, half=True), [], []
     own = half._converted
 
     def noted(tensors: Sequence[Tensor], precision: torch.dtype) -> list[Tensor]:
         if precision == torch.float32:
+            assert all(storage.expired() for storage in done)  # those in bf16 of the groups before are gone
+            done.extend(StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
             back.append(sum(2 * tensor.nbytes for tensor in tensors))
         return own(tensors, precision)
 
