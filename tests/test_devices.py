@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from famr import Classifier
+from famr import Classifier, devices, waking
 from famr.devices import quick_products, repeatable, unplanned_attention
 
 
@@ -106,3 +106,14 @@ def test_answers_without_a_gradient_take_attention_without_plans_and_steps_take_
             network.logits(images)  # type: ignore[arg-type]
         assert images.seen == [expected]
     assert planned()
+
+
+def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    named = [devices.numbered(torch.device(name)) for name in ("cuda", "cuda:1", "cpu")]
+    assert [str(place) for place in named] == ["cuda:3", "cuda:1", "cpu"]
+    monkeypatch.setattr(waking, "_AWAKE", set())
+    with waking.wakes(torch.device("cuda")) as attention:
+        attention.tokens = 1
+    woken = [waking.awake(torch.device(name)) for name in ("cuda", "cuda:3", "cuda:1")]
+    assert woken == [True, True, False]  # under whichever name a run has it

@@ -177,6 +177,24 @@ def test_steps_that_are_captured_from_the_first_on_go_where_plain_ones_go(
     assert not torch.allclose(weights(plain.module), weights(original.module), atol=1e-4)
 
 
+def test_the_search_for_eigenvectors_is_counted_with_the_steps(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    own = KFACAnchor.find_eigenvectors
+
+    def slowly(anchor: KFACAnchor) -> None:
+        own(anchor)
+        now[0] += 1000
+
+    monkeypatch.setattr(KFACAnchor, "find_eigenvectors", slowly)
+    monkeypatch.setattr(optimise.time, "perf_counter", lambda: now[0])
+    method = famr.FAMR(anchor="kfac", function_strength=0.0, **{**LATE, "epochs": 1})
+    result = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    assert result.history[0].seconds == 0
+    assert result.seconds == 1000
+
+
 def test_the_paper_preset_has_the_papers_numbers() -> None:
     paper = famr.FAMR.paper()
     assert (paper.learning_rate, paper.strength, paper.epochs) == (1e-4, 0.1, 10)
