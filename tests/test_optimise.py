@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from famr import anchored_step, grouping, optimise, waking
 from famr.anchors import Held, KFACAnchor
 from famr.batches import order
 from famr.errors import NumericsError, RequestError
+from famr.forget_loss import ForgetLoss
 from famr.natural import natural_step
 from famr.objective import target_kl, uniform_target
 from famr.optimise import epoch_seed
@@ -175,6 +178,50 @@ def test_steps_that_are_captured_from_the_first_on_go_where_plain_ones_go(
     assert Traced.repeated > 5
     torch.testing.assert_close(repeated.module.state_dict(), plain.module.state_dict())
     assert not torch.allclose(weights(plain.module), weights(original.module), atol=1e-4)
+
+
+def test_a_step_that_was_only_written_down_can_be_taken_in_parts(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture that broke off where weights were to move has moved none; in the plain step after it memory is full."""
+    method, broken, full = alg1(epochs=1, batch_size=64), [True], [True]
+    plain = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    move, backward = optimise.anchored_step, optimise.backward
+
+    def breaks_off(*given: Any) -> None:
+        if broken:
+            broken.clear()
+            raise RuntimeError("operation not permitted when stream is capturing")
+        move(*given)
+
+    def runs_out(*given: Any) -> Tensor:
+        if not broken and full:
+            full.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return backward(*given)
+
+    def taken(step: Callable[..., Tensor], given: Sequence[Tensor], _sizes: object, _left: int) -> Tensor:
+        if broken:
+            with pytest.raises(RuntimeError, match="capturing"):
+                step(*given)
+        return step(*given)
+
+    monkeypatch.setattr(optimise, "anchored_step", breaks_off)
+    monkeypatch.setattr(optimise, "backward", runs_out)
+    monkeypatch.setattr(optimise, "capturing", lambda step, *_: partial(taken, step))
+    with pytest.warns(UserWarning, match="in 2 parts"):
+        found = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    assert not full
+    torch.testing.assert_close(found.module.state_dict(), plain.module.state_dict())
+
+
+def test_held_out_images_are_left_alone_by_a_target_that_does_not_depend_on_them(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(ForgetLoss, "held_out", lambda *_: asked.append(True))
+    famr.forget(original, without_three, alg1(epochs=1), device="cpu", track_retain=False)
+    assert not asked
 
 
 def test_the_search_for_eigenvectors_is_counted_with_the_steps(

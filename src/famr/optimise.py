@@ -88,6 +88,7 @@ def minimise(
     module.eval()
 
     def step(batch: Batch) -> Tensor:
+        scarce.begin()
         for parameter in parameters:
             parameter.grad = None
         others = anchors

@@ -75,6 +75,10 @@ class Scarce:
         self._recomputes = False
         self._moves = False
 
+    def begin(self) -> None:
+        """A step begins anew; one that was only written down before has moved nothing."""
+        self._moves = False
+
     def about_to_move(self) -> None:
         """What has begun to change the weights cannot be begun again."""
         self._moves = True
@@ -82,7 +86,7 @@ class Scarce:
     def taken(self, step: Callable[[], Tensor], images: int) -> Tensor:
         """Take a step of so many images; where memory runs out before it moves the weights, more thriftily."""
         while True:
-            self._moves = False
+            self.begin()
             try:
                 return step()
             except RuntimeError as error:
