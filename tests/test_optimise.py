@@ -147,15 +147,15 @@ def test_the_first_step_is_captured_where_nothing_is_made_in_it_alone(
     assert optimise.capturing(torch.zeros, torch.device("cpu"), method, small) is None
 
 
-LATE = {"optimiser": "natural", "strength": 1e4, "epochs": 3, "batch_size": 32, "temperature": 0.5}
+NATURAL = {"optimiser": "natural", "strength": 1e4, "epochs": 3, "batch_size": 32, "temperature": 0.5}
 
 
 @pytest.mark.parametrize(
     "method",
     [
         alg1(epochs=3, batch_size=32),
-        famr.FAMR(anchor="kfac", function_strength=1.0, function_images=4, **LATE),
-        famr.FAMR(anchor="fisher", function_strength=0.0, **LATE),
+        famr.FAMR(anchor="kfac", function_strength=1.0, function_images=4, **NATURAL),
+        famr.FAMR(anchor="fisher", function_strength=0.0, **NATURAL),
     ],
     ids=["paper", "kfac and answers", "fisher"],
 )
@@ -236,7 +236,7 @@ def test_the_search_for_eigenvectors_is_counted_with_the_steps(
 
     monkeypatch.setattr(KFACAnchor, "find_eigenvectors", slowly)
     monkeypatch.setattr(optimise.time, "perf_counter", lambda: now[0])
-    method = famr.FAMR(anchor="kfac", function_strength=0.0, **{**LATE, "epochs": 1})
+    method = famr.FAMR(anchor="kfac", function_strength=0.0, **{**NATURAL, "epochs": 1})
     result = famr.forget(original, without_three, method, device="cpu", track_retain=False)
     assert result.history[0].seconds == 0
     assert result.seconds == 1000

@@ -305,6 +305,18 @@ def test_a_copy_is_small_and_has_gradients_where_it_needs_them(
     assert all(weight.requires_grad for weight in original.module.parameters())
 
 
+def test_a_copy_of_a_network_whose_head_is_a_row_too_is_asked_about_its_last_blocks() -> None:
+    network = timm_vit(depth=4)
+    network.head = nn.Sequential(nn.Linear(32, 16), nn.GELU(), nn.Linear(16, 5))
+    whole = unread(network, network, torch.randn(2, 3, 16, 16), "fp32")
+    waking._free_last_blocks(network)
+    free = {name.rpartition(".")[0] for name, weight in network.named_parameters() if weight.requires_grad}
+    assert {name.split(".")[1] for name in free if name.startswith("blocks.")} == {"2", "3"}
+    assert {"head.0", "head.2"} <= free
+    assert "patch_embed.proj" not in free
+    assert unread(network, network, torch.randn(2, 3, 16, 16), "fp32").layers == whole.layers != ()
+
+
 @pytest.mark.parametrize(("kind", "times"), [("cpu", 0), ("cuda", 1)])
 def test_who_waited_for_a_copy_lets_go_of_its_work_space(
     kind: str, times: int, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from famr.anchors import Held, WeightAnchor
+from famr.anchors import Held, KFACAnchor, WeightAnchor
 from famr.errors import RequestError
 
 FLATTEST = 1e-12
@@ -42,6 +42,12 @@ def step_length(loss: Tensor, gradient: Sequence[Tensor], direction: Sequence[Te
     products = torch._foreach_mul(list(gradient), list(direction))
     slope = torch.stack([product.sum() for product in products]).sum()
     return loss.detach() / slope.clamp(min=FLATTEST)
+
+
+def get_ready(anchors: Sequence[Held]) -> None:
+    """Find what the metric needs for all steps, which one that is captured must find there."""
+    if isinstance(anchors[0].anchor, KFACAnchor):
+        anchors[0].anchor.find_eigenvectors()
 
 
 def natural_step(

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from famr.anchored_step import anchored_step, held_plainly
-from famr.anchors import FunctionAnchor, Held, KFACAnchor
+from famr.anchors import FunctionAnchor, Held
 from famr.batches import Batch, Batches
 from famr.captured import Captured
 from famr.errors import RequestError
 from famr.finite import require_finite
 from famr.method import FAMR
-from famr.natural import cosine, natural_step
+from famr.natural import cosine, get_ready, natural_step
 from famr.ranks import ALONE, Ranks
 from famr.resuming import optimiser_tensors, restore_optimiser
 from famr.scarce import Scarce, cut
@@ -126,8 +126,8 @@ def minimise(
     steps, seconds, whole = begun.steps, begun.seconds, method.settled_epochs * batches_per_epoch
     with closing(scarce):
         start = time.perf_counter()
-        if optimiser is None and isinstance(anchors[0].anchor, KFACAnchor):
-            anchors[0].anchor.find_eigenvectors()  # which a step that is captured must find there
+        if optimiser is None:
+            get_ready(anchors)
         seconds += time.perf_counter() - start
         for epoch in range(begun.epoch + 1, method.settled_epochs + 1):
             start = time.perf_counter()

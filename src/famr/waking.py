@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
@@ -187,10 +188,17 @@ def _room(images: int, shape: tuple[int, ...], place: torch.device) -> bool:
 
 
 def _free_last_blocks(module: nn.Module) -> None:
-    """Gradients for these alone, so that a copy takes little memory; for all of a network that is no row of blocks."""
+    """Gradients for these alone, and for what is behind them, so that a copy takes little memory.
+
+    A head may be a row of blocks too, so that those are counted which most are like; a network that is no row of blocks
+    is one.
+    """
+    row = list(blocks(module)) or [module]
+    kind = Counter(map(type, row)).most_common(1)[0][0]
+    alike = [place for place, block in enumerate(row) if type(block) is kind]
     module.requires_grad_(False)
-    for part in list(blocks(module))[-REHEARSED:] or [module]:
-        for weight in part.parameters():
+    for block in row[alike[-REHEARSED:][0] :]:
+        for weight in block.parameters():
             weight.requires_grad_(weight.is_floating_point())
 
 
