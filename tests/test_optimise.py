@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1
-from famr import anchored_step, grouping, optimise, waking
+from famr import anchored_step, optimise, scarce, waking
 from famr.anchors import Held, KFACAnchor
 from famr.batches import order
 from famr.errors import NumericsError, RequestError
@@ -93,7 +93,7 @@ def test_the_loop_agrees_with_autograd_through_the_whole_objective(optimiser: st
 def test_the_plain_step_over_many_weights_is_that_over_one_after_the_other(
     most: int, strength: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouping, "GROUP", most)
+    monkeypatch.setattr(anchored_step, "IN_CACHE", most)
     draws = torch.Generator().manual_seed(0)
     shapes = [(3, 4), (5,), (1,), (2, 2, 2), (6,)]
     weights, original, slopes = ([torch.randn(shape, generator=draws) for shape in shapes] for _ in range(3))
@@ -105,6 +105,44 @@ def test_the_plain_step_over_many_weights_is_that_over_one_after_the_other(
         gradient = torch.zeros_like(slope) if place == 2 else slope
         torch.testing.assert_close(parameter.detach(), weight - 0.3 * (gradient + strength * (weight - start)))
         assert parameter.grad is None or torch.equal(parameter.grad, slope)  # it is read, not changed
+
+
+def test_the_plain_step_makes_no_more_at_once_than_the_caches_of_a_cpu_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it is given back to the system, and cleared for the next step."""
+    made: list[int] = []
+    own = torch._foreach_sub
+
+    def noted(*given: Any) -> Any:
+        found = own(*given)
+        made.append(sum(each.nbytes for each in found))
+        return found
+
+    monkeypatch.setattr(torch, "_foreach_sub", noted)
+    parameters = [torch.nn.Parameter(torch.ones(25_000)) for _ in range(20)]
+    anchored_step.anchored_step(parameters, [torch.zeros(25_000)] * 20, rate=0.3, strength=0.7)
+    assert sum(made) == 20 * 100_000
+    assert max(made) == 200_000  # of 256 KiB
+
+
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_a_small_network_keeps_its_gradients_on_a_cpu_until_new_ones_are_made(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scarce, "FEW_GRADIENTS", few)
+    kept: list[bool] = []
+
+    def note(module: nn.Module, _inputs: Any, out: Tensor) -> None:
+        if type(module) is Small and out.requires_grad:
+            kept.append(any(weight.grad is not None for weight in module.parameters()))
+
+    seen = nn.modules.module.register_module_forward_hook(note)
+    method = alg1(epochs=2, strength=2.0, learning_rate=1e-2)
+    try:
+        found = famr.forget(network(), method=method, forget=batches(), device="cpu")
+    finally:
+        seen.remove()
+    assert kept[-6:] == [False] + [few > 0] * 5
+    torch.testing.assert_close(weights(found.module), weights(slow_loop(network(), method)), rtol=1e-4, atol=1e-6)
 
 
 def test_adamw_pulls_back_past_adams_scaling() -> None:

@@ -1,7 +1,7 @@
 """Speed: the plain step of Alg. 1 with the paper's anchor, over many weights at once.
 
 Layer by layer it is a handful of small operations for each of them, which keeps a GPU waiting. All at once it would
-need a second copy of the network, so that weights are taken in groups of a limited size.
+need a second copy of the network, so that weights are taken in groups of a limited size; on a CPU of a small one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from famr.anchors import Held, L2Anchor
-from famr.grouping import groups
+from famr.grouping import IN_CACHE, groups
 from famr.method import FAMR
 
 NO_PULL = 1e-12
@@ -32,7 +32,8 @@ def anchored_step(parameters: Sequence[nn.Parameter], original: Sequence[Tensor]
         moved = [parameter for parameter in parameters if parameter.grad is not None]
         torch._foreach_add_(moved, [parameter.grad for parameter in moved], alpha=-rate)  # type: ignore[arg-type,misc]
         return
-    for group in groups([parameter.nbytes for parameter in parameters]):
+    most = IN_CACHE if parameters[0].device.type == "cpu" else None
+    for group in groups([parameter.nbytes for parameter in parameters], most):
         weights: list[Tensor] = list(parameters[group])
         step = list(torch._foreach_sub(weights, list(original[group])))
         seen = [(pull, weight.grad) for pull, weight in zip(step, weights, strict=True) if weight.grad is not None]

@@ -6,6 +6,10 @@ from collections.abc import Iterator, Sequence
 
 GROUP = 64 << 20
 """Bytes of weights that are taken at once; one larger weight is a group of its own."""
+IN_CACHE = 256 << 10
+"""The same on a CPU: what its caches hold with all that belongs to it. What is made of larger groups goes back to the
+system after each of them, which hands it out again page by page, cleared: for small weights that takes as long as the
+arithmetic."""
 
 
 def groups(sizes: Sequence[int], most: int | None = None) -> Iterator[slice]:

@@ -27,7 +27,7 @@ from famr.method import FAMR
 from famr.natural import cosine, get_ready, natural_step
 from famr.ranks import ALONE, Ranks
 from famr.resuming import optimiser_tensors, restore_optimiser
-from famr.scarce import Scarce, cut
+from famr.scarce import Scarce, cut, gradients_are_in_the_way, let_go
 from famr.together import held_together
 from famr.waking import awake
 
@@ -84,18 +84,18 @@ def minimise(
     original = held_plainly(method, anchors) if ranks.size == 1 else None
     together = held_together(loss, anchors, method) if ranks.size == 1 else None
     apart = [each for each in anchors if together is None or each.anchor is not together.anchor]
-    scarce = Scarce(module, held)
+    scarce, in_the_way = Scarce(module, held), gradients_are_in_the_way(parameters)
     module.eval()
 
     def step(batch: Batch) -> Tensor:
         scarce.begin()
-        for parameter in parameters:
-            parameter.grad = None
+        if in_the_way:
+            let_go(parameters)
         others = anchors
         if together is not None and scarce.parts == 1 and together.fits(batch):
-            forget_loss, others = together.backward(batch), apart
+            forget_loss, others = together.backward(batch, parameters), apart
         else:
-            forget_loss = backward(loss, batch, scarce.parts, method)  # g_forget ← ∇L_forget(θ)
+            forget_loss = backward(loss, batch, scarce.parts, method, parameters)  # g_forget ← ∇L_forget(θ)
         ranks.add_up(parameters)
         if original is not None:  # the same as below, for many weights at once
             scarce.about_to_move()
@@ -160,12 +160,14 @@ def capturing(step: Callable[..., Tensor], device: torch.device, method: FAMR, w
     return Captured(step, device, plain=0 if at_once else 1)
 
 
-def backward(loss: ForgetLoss, batch: Batch, parts: int, method: FAMR) -> Tensor:
+def backward(loss: ForgetLoss, batch: Batch, parts: int, method: FAMR, parameters: Sequence[nn.Parameter]) -> Tensor:
     """Leave ∇L_forget of a batch in the parameters, of one part of it after another; L_forget."""
     if parts == 1:
         whole = loss(batch)
+        let_go(parameters)
         whole.backward()  # type: ignore[no-untyped-call]
         return whole.detach()
+    let_go(parameters)
     total = torch.zeros((), device=batch.images.device)
     for part, share in cut(batch, parts):
         piece = loss(part) * (share if method.reduction == "mean" else 1.0)

@@ -26,6 +26,8 @@ from famr.lean import LeanBackward
 MEMORY_OF_A_PART = 4 << 30
 """Bytes that first or second derivatives of a few dozen images may take; far more than a small network needs."""
 LARGER = 16
+FEW_GRADIENTS = 32 << 20
+"""Bytes of gradients that a CPU may keep from step to step."""
 
 
 def part_size(few: int, device: torch.device) -> int:
@@ -56,6 +58,22 @@ def in_halves(answer: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         if not is_out_of_memory(error) or len(images) == 1:
             raise
     return torch.cat([in_halves(answer, half) for half in torch.split(images, -(-len(images) // 2))])
+
+
+def let_go(parameters: Sequence[nn.Parameter]) -> None:
+    """Forget the gradients of the step before."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def gradients_are_in_the_way(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether those of the step before are to go before anything else, and not when new ones are about to be made.
+
+    On a CPU those of a small network had better stay: the system would take the memory back, and clear it before it
+    hands it out again, page by page; that is a tenth of a step of few images.
+    """
+    small = sum(parameter.nbytes for parameter in parameters) <= FEW_GRADIENTS
+    return not (small and parameters[0].device.type == "cpu")
 
 
 class InParts(Protocol):

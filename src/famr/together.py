@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from famr.anchors import FunctionAnchor, Held
 from famr.batches import Batch
 from famr.method import FAMR
+from famr.scarce import let_go
 
 
 @runtime_checkable
@@ -38,10 +39,12 @@ class Together:
         """Whether the images of both are of one size, and can lie in one batch."""
         return batch.images.shape[1:] == self.anchor.drawn.images.shape[1:]
 
-    def backward(self, batch: Batch) -> Tensor:
+    def backward(self, batch: Batch, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Leave ∇(L_forget + λA) in the parameters, of the batch and of the images that were drawn; L_forget."""
         forget_loss, said = self.loss.with_others(batch, self.anchor.drawn.images)
-        (forget_loss + self.strength * self.anchor.judged(said)).backward()  # type: ignore[no-untyped-call]
+        both = forget_loss + self.strength * self.anchor.judged(said)
+        let_go(parameters)
+        both.backward()  # type: ignore[no-untyped-call]
         return forget_loss.detach()
 
 
