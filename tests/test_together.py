@@ -84,7 +84,7 @@ def test_where_memory_runs_out_they_go_one_after_the_other(
     expected, _ = ends(original, without_three, method)
     tried: list[int] = []
 
-    def runs_out(_self: Together, batch: Batch) -> Tensor:
+    def runs_out(_self: Together, batch: Batch, _parameters: object) -> Tensor:
         tried.append(len(batch.images))
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
@@ -129,7 +129,9 @@ def test_both_gradients_are_added_up_with_their_strength() -> None:
     expected = [slope + 7 * pull for slope, pull in zip(slopes, anchor.gradient(parameters), strict=True)]
     both = held_together(loss, [Held(L2Anchor([]), 1.0), Held(anchor, 7.0)], alg1())
     assert both is not None
-    said = both.backward(batch)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)  # of the step before
+    said = both.backward(batch, parameters)
     assert torch.equal(said, loss(batch).detach())
     for parameter, slope in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter.grad, slope)
