@@ -18,7 +18,7 @@ import famr
 from famr import grouping, half, unlearning
 from famr.devices import Precision
 from famr.forget_loss import ForgetLoss
-from famr.half import halved, round_fixed, standing, weights_standing
+from famr.half import halved, last_layers, round_fixed, standing, weights_standing
 from famr.lean import LeanBackward, one_pass
 from famr.style import listen
 from famr.train import Trained
@@ -72,7 +72,8 @@ def test_gradients_are_rounded_back_group_by_group(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(half, "_converted", noted)
     gradients(network, half=True)
-    assert back == [sum(weight.nbytes for weight in network.parameters())]  # few weights are one group
+    rounded = [weight for _, _, weight in half.wide_weights(network)]
+    assert back == [sum(weight.nbytes for weight in rounded)]  # few weights are one group
     back.clear()
     monkeypatch.setattr(grouping, "GROUP", most := 20_000)
     found = gradients(network, half=True)
@@ -97,7 +98,7 @@ def test_weights_without_gradients_can_be_rounded_for_good(make: Callable[[], nn
     round_fixed(network)
     assert torch.equal(said(), before)
     for part in network.modules():
-        wide = part is head or isinstance(part, nn.BatchNorm2d)
+        wide = part is head or isinstance(part, nn.BatchNorm2d) or part in last_layers(network)
         for weight in part.parameters(recurse=False):
             assert weight.dtype == (torch.float32 if wide else torch.bfloat16)
             assert weight.requires_grad is (part is head)
@@ -164,8 +165,50 @@ def test_what_has_statistics_keeps_its_precision() -> None:
         assert {name: p.dtype for name, p in network.named_parameters() if "weight" in name} == {
             "0.weight": torch.bfloat16,
             "1.weight": torch.float32,
-            "3.weight": torch.bfloat16,
+            "3.weight": torch.float32,  # the last layer
         }
+
+
+def norm_and_head() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 3))
+
+
+def test_the_last_normalisation_and_the_last_layer_are_not_rounded() -> None:
+    """A network that is nothing but these answers as in float32, and has the same gradients."""
+    network, x = norm_and_head(), torch.randn(5, 8, generator=torch.Generator().manual_seed(2))
+    network(x).square().sum().backward()
+    expected = [weight.grad for weight in network.parameters()]
+    network.zero_grad()
+    with one_pass(network, torch.device("cpu"), "bf16", lean=True):
+        said = network(x)
+    assert torch.equal(said, network(x))
+    said.square().sum().backward()
+    for weight, slope in zip(network.parameters(), expected, strict=True):
+        torch.testing.assert_close(weight.grad, slope)
+    with one_pass(network, torch.device("cpu"), "bf16", lean=False):
+        assert not torch.equal(network(x).float(), said)  # as autocast would have it
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_last_layers_are_as_before_afterwards(own: bool) -> None:
+    network = norm_and_head()
+    head = network.get_submodule("1")
+    if own:
+        head.forward = lambda rows: rows[:, :2]  # type: ignore[method-assign]
+    before = [dict(vars(layer)) for layer in network.modules()]
+    with halved(network):
+        assert network(torch.ones(1, 8).bfloat16()).shape == (1, 2 if own else 3)
+    with pytest.raises(RuntimeError, match="shape"), halved(network):
+        network(torch.ones(1, 7))
+    assert [dict(vars(layer)) for layer in network.modules()] == before
+
+
+def test_last_layers_in_bf16_already_stay_so() -> None:
+    network = norm_and_head().to(torch.bfloat16)
+    assert last_layers(network) == []
+    with one_pass(network, torch.device("cpu"), "bf16", lean=True):
+        assert network(torch.ones(1, 8).bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_tied_weight_collects_the_gradients_of_all_its_places() -> None:
@@ -213,8 +256,9 @@ def test_a_run_in_half_ends_with_the_figures_of_the_usual_one(
 def test_a_lean_pass_in_bf16_is_rounded_throughout_where_nothing_in_between_is_wanted(
     precision: Precision, lean: bool, round_all: bool, expected: torch.dtype
 ) -> None:
-    layer = nn.Linear(4, 4)
-    with one_pass(layer, torch.device("cpu"), precision, lean=lean, round_all=round_all):
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layer = network.get_submodule("0")
+    with one_pass(network, torch.device("cpu"), precision, lean=lean, round_all=round_all):
         assert layer.weight.dtype == expected
         assert LeanBackward.lasting == lean
         assert torch.is_autocast_enabled("cpu") is (precision == "bf16")

@@ -288,7 +288,8 @@ def test_a_network_on_a_gpu_is_asked_where_a_run_is_long_enough_to_gain(
 def test_a_copy_is_small_and_has_gradients_where_it_needs_them(
     original: famr.Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounded, but for its last blocks, whose steps are rehearsed; the network itself stays as it is."""
+    """Rounded, but for its last blocks, whose steps are rehearsed, and what is never rounded; the network itself stays
+    as it is."""
     copies: list[nn.Module] = []
     monkeypatch.setattr(waking, "_woken", lambda tried, *_: copies.append(tried.module) or Unread())
     before = original.digest()
@@ -299,8 +300,8 @@ def test_a_copy_is_small_and_has_gradients_where_it_needs_them(
     kinds = {name: (weight.dtype, weight.requires_grad) for name, weight in copy.named_parameters()}
     last = [f"blocks.{place}." for place in range(len(copy.blocks))][-waking.REHEARSED :]  # type: ignore[arg-type]
     for name, kind in kinds.items():
-        late = name.startswith(tuple(last))
-        assert kind == ((torch.float32, True) if late else (torch.bfloat16, False)), name
+        late, wide = name.startswith(tuple(last)), name.startswith(("norm.", "head."))
+        assert kind == (torch.float32 if late or wide else torch.bfloat16, late), name
     assert original.digest() == before
     assert all(weight.requires_grad for weight in original.module.parameters())
 

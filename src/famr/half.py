@@ -1,12 +1,15 @@
-"""A network in bf16 throughout: its weights are rounded for one forward pass, and keep their gradients in float32.
+"""A network in bf16 almost throughout: its weights are rounded for one forward pass, with gradients in float32.
 
 Under autocast alone a transformer's running sum and its normalisations stay in float32, which doubles what has to be
 read and written between the matrix products. Here they are bf16 as well; sums inside each kernel are still float32.
+
+Not so the last normalisation and the last linear layer. Their rounding goes straight into the answers, the same way for
+all images: where these are to be nearly uniform it is as large as what is left to learn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,12 +46,50 @@ def standing(weights: Standing) -> Iterator[None]:
             part._parameters[name] = own
 
 
+def last_layers(module: nn.Module) -> list[nn.Module]:
+    """The last normalisation and the last linear layer, in the order of their names, of those in float32.
+
+    >>> last_layers(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2)))
+    [LayerNorm((3,), eps=1e-05, elementwise_affine=True), Linear(in_features=3, out_features=2, bias=True)]
+    """
+    parts = list(module.modules())
+    last = [next((p for p in reversed(parts) if isinstance(p, kind)), None) for kind in (nn.LayerNorm, nn.Linear)]
+    return [part for part in last if part is not None and {p.dtype for p in part.parameters()} == {torch.float32}]
+
+
+@contextmanager
+def in_float32(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """These take what they are given in float32, and answer so."""
+    own = [vars(layer).get("forward") for layer in layers]
+    try:
+        for layer in layers:
+            layer.forward = _wide(layer.forward)
+        yield
+    finally:
+        for layer, before in zip(layers, own, strict=True):
+            if before is not None:
+                layer.forward = before
+            else:
+                vars(layer).pop("forward", None)
+
+
+def _wide(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(rows: Tensor, *others: Any) -> Any:
+        with torch.autocast(rows.device.type, enabled=False):
+            return forward(rows.float(), *others)
+
+    return answer
+
+
 def wide_weights(module: nn.Module) -> Standing:
-    """Those in float32; not of what has statistics of its own, as BatchNorm."""
+    """Those in float32 that can do with less; not of what has statistics of its own, as BatchNorm."""
+    spared = last_layers(module)
     return [
         (part, name, tensor)
         for part, name, tensor in weights_standing(module)
-        if tensor.dtype == torch.float32 and not any(b.is_floating_point() for b in part.buffers(recurse=False))
+        if tensor.dtype == torch.float32
+        and not any(part is layer for layer in spared)
+        and not any(b.is_floating_point() for b in part.buffers(recurse=False))
     ]
 
 
@@ -61,14 +102,14 @@ def round_fixed(module: nn.Module) -> None:
 
 @contextmanager
 def halved(module: nn.Module) -> Iterator[None]:
-    """The weights in bf16, differentiably; what has statistics of its own, as BatchNorm, keeps its precision."""
+    """The weights in bf16, differentiably; not of the last layers, nor of what has statistics of its own."""
     wide = wide_weights(module)
     free, fixed = ([each for each in wide if each[2].requires_grad is wanted] for wanted in (True, False))
     tensors = [tensor for _, _, tensor in free]
     rounded = [each for group in groups([t.nbytes for t in tensors]) for each in _Rounded.apply(*tensors[group])]
     rounded += _converted([tensor for _, _, tensor in fixed], torch.bfloat16)
     both = zip([*free, *fixed], rounded, strict=True)
-    with standing([(part, name, tensor) for (part, name, _), tensor in both]):
+    with in_float32(last_layers(module)), standing([(part, name, tensor) for (part, name, _), tensor in both]):
         yield
 
 
