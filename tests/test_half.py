@@ -190,6 +190,22 @@ def test_the_last_normalisation_and_the_last_layer_are_not_rounded() -> None:
         assert not torch.equal(network(x).float(), said)  # as autocast would have it
 
 
+def test_the_last_layers_may_be_called_by_the_names_of_their_arguments() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            out: Tensor = self.head(input=rows)
+            return out
+
+    network, x = Named(), torch.ones(2, 8)
+    with one_pass(network, torch.device("cpu"), "bf16", lean=True):
+        said = network(x.bfloat16())
+    assert torch.equal(said, network(x))
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_the_last_layers_are_as_before_afterwards(own: bool) -> None:
     network = norm_and_head()

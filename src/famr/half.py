@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def in_float32(layers: Sequence[nn.Module]) -> Iterator[None]:
     own = [vars(layer).get("forward") for layer in layers]
     try:
         for layer in layers:
-            layer.forward = _wide(layer.forward)
+            layer.forward = partial(_wide, layer.forward, next(layer.parameters()).device.type)
         yield
     finally:
         for layer, before in zip(layers, own, strict=True):
@@ -73,12 +74,12 @@ def in_float32(layers: Sequence[nn.Module]) -> Iterator[None]:
                 vars(layer).pop("forward", None)
 
 
-def _wide(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def answer(rows: Tensor, *others: Any) -> Any:
-        with torch.autocast(rows.device.type, enabled=False):
-            return forward(rows.float(), *others)
+def _wide(forward: Callable[..., Any], device: str, *given: Any, **named: Any) -> Any:
+    def wide(each: Any) -> Any:
+        return each.float() if isinstance(each, Tensor) else each
 
-    return answer
+    with torch.autocast(device, enabled=False):
+        return forward(*(wide(each) for each in given), **{name: wide(each) for name, each in named.items()})
 
 
 def wide_weights(module: nn.Module) -> Standing:

@@ -70,7 +70,7 @@ def gradients_are_in_the_way(parameters: Sequence[nn.Parameter]) -> bool:
     """Whether those of the step before are to go before anything else, and not when new ones are about to be made.
 
     On a CPU those of a small network had better stay: the system would take the memory back, and clear it before it
-    hands it out again, page by page; that is a tenth of a step of few images.
+    hands it out again, page by page, which takes a good part of a step of few images.
     """
     small = sum(parameter.nbytes for parameter in parameters) <= FEW_GRADIENTS
     return not (small and parameters[0].device.type == "cpu")
