@@ -18,7 +18,7 @@ from PIL import Image
 import famr
 from famr.alternatives import FineTune, SalUn, Scrub
 from famr.alternatives.neg_grad_plus import FORGET_PART
-from famr.bench import speed, speed_ceiling, speed_loops, speed_memory
+from famr.bench import speed, speed_ceiling, speed_figure, speed_loops, speed_memory
 from famr.bench.speed import Plan, Subject
 from famr.bench.speed_alternatives import DEFAULT, EPOCHS, OURS, PLAIN, Contest, reached, sample_passes, seek
 from famr.bench.speed_checks import checks
@@ -490,6 +490,21 @@ def test_the_page_shows_names_as_text_and_the_figure_every_panel(tmp_path: Path)
         assert figure.height > 1000  # two rows of panels
     draw_if_any({**hostile, "stages": []}, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.parametrize(("floor", "shown"), [(0.5, ["floor", "ours", "plain loop"]), (None, ["ours", "plain loop"])])
+def test_a_floor_that_nobody_measured_is_not_in_the_figure(floor: float | None, shown: list[str]) -> None:
+    from matplotlib.figure import Figure
+
+    found = content()
+    _result(found, "loops")["floor"] = floor
+    axes = Figure().add_subplot()
+    speed_figure._loops(axes, found)
+    bars = [bar for group in axes.containers for bar in group]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == shown
+    assert len(bars) == len(shown)
+    centres = [bar.get_x() + bar.get_width() / 2 for bar in bars]
+    assert sum(centres) == pytest.approx(0.0)  # around the name of the network
 
 
 def test_a_bench_that_is_stopped_while_it_draws_leaves_nothing_half_drawn(

@@ -57,10 +57,12 @@ def draw_speed(content: Mapping[str, Any], file: Path) -> None:
 
 def _loops(axes: Any, content: Mapping[str, Any]) -> None:
     records = done(content, "loops")
+    labels = {"floor": "floor", "ours": "ours", "plain": "plain loop"}
+    shown = [name for name in labels if any(_seconds(each["result"], name) for each in records)]
     width = 0.26
-    for place, (name, label) in enumerate((("floor", "floor"), ("ours", "ours"), ("plain", "plain loop"))):
-        heights = [_seconds(each["result"], name) for each in records]
-        at = [number + (place - 1) * width for number in range(len(records))]
+    for place, name in enumerate(shown):
+        heights, label = [_seconds(each["result"], name) for each in records], labels[name]
+        at = [number + (place - (len(shown) - 1) / 2) * width for number in range(len(records))]
         bars = axes.bar(at, [height or 0.0 for height in heights], width, color=COLOURS[name], label=label)
         axes.bar_label(bars, [f"{height:.3g}" if height else "" for height in heights], fontsize=8, padding=2)
     known = [s for each in records for name in COLOURS if (s := _seconds(each["result"], name))]
