@@ -26,8 +26,8 @@ from famr.lean import LeanBackward
 MEMORY_OF_A_PART = 4 << 30
 """Bytes that first or second derivatives of a few dozen images may take; far more than a small network needs."""
 LARGER = 16
-FEW_GRADIENTS = 32 << 20
-"""Bytes of gradients that a CPU may keep from step to step."""
+FEW_GRADIENTS = 16 << 20
+"""Bytes of gradients that a CPU may keep from step to step: more take memory, and save next to nothing of a step."""
 
 
 def part_size(few: int, device: torch.device) -> int:
