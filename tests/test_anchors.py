@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import famr
 from conftest import alg1
 from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor, choose, kfac
+from famr.anchors.choose import starting_weights
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import kfac_factors
 from famr.batches import Batch, loader_batches, order
@@ -407,3 +409,19 @@ def test_eigenvectors_that_cannot_be_found_are_one_clear_error(monkeypatch: pyte
     with pytest.raises(NumericsError, match="eigenvectors") as caught:
         kfac._eigh(torch.eye(4))
     assert "--anchor" in str(caught.value)
+
+
+def test_the_originals_own_weights_are_the_anchor_where_they_lie_on_the_same_device() -> None:
+    """A copy of them would be a third one in memory; what is fixed has none."""
+    original = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    module = copy.deepcopy(original)
+    module[0].bias.requires_grad_(False)
+    found = starting_weights(module, original)
+    expected = [original[0].weight, original[1].weight, original[1].bias]
+    assert [each.data_ptr() for each in found] == [each.data_ptr() for each in expected]
+    assert not any(each.requires_grad for each in found)
+    own = [weight.data_ptr() for weight in module.parameters()]
+    for other in (None, copy.deepcopy(original).double()):  # nobody's, or of another kind
+        copies = starting_weights(module, other)
+        assert all(torch.equal(each, weight) for each, weight in zip(copies, expected, strict=True))
+        assert not {each.data_ptr() for each in copies} & {*own, *(weight.data_ptr() for weight in expected)}

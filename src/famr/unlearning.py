@@ -225,7 +225,8 @@ def forget(
         """The same, once it is known what the network is to answer."""
         if watched is not None and not before:
             before.append(accuracy_now(loss, watched))
-        anchors = anchors_for(loss, splits, anchor_images, sketch, seed)
+        begins_as = None if ranks.sharded else original.module
+        anchors = anchors_for(loss, splits, anchor_images, sketch, seed, begins_as)
         if not idle:
             idle.append(look(loss, ahead))
 

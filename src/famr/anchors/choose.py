@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
@@ -32,17 +32,34 @@ from famr.sketch import Sketch
 from famr.splits import Splits, some_of_each_class
 
 
+def starting_weights(module: nn.Module, original: nn.Module | None) -> list[Tensor]:
+    """θ₀ of the weights that may change: the original's own where they lie on the same device, else copies."""
+    known = {} if original is None else dict(original.named_parameters())
+    names = {weight: name for name, weight in module.named_parameters()}
+
+    def start(weight: nn.Parameter) -> Tensor:
+        own = known.get(names[weight])
+        there = own is not None and (own.device, own.dtype) == (weight.device, weight.dtype)
+        return own.detach() if own is not None and there else weight.detach().clone()
+
+    return [start(weight) for weight in trainable(module)]
+
+
 def anchors_for(
     loss: ForgetLoss,
     splits: Splits | None,
     given: Images | Iterable[LabelledImages] | None,
     sketch: Sketch | None,
     seed: int,
+    original: nn.Module | None = None,
 ) -> list[Held]:
-    """One anchor for the weights, ℓ₂, Fisher or K-FAC, and one for the answers where its strength is not zero."""
+    """One anchor for the weights, ℓ₂, Fisher or K-FAC, and one for the answers where its strength is not zero.
+
+    `original`: whose weights the network begins with, if it stays as it is for as long as the anchors are used.
+    """
     method = loss.method
     source = given if given is not None or splits is None else splits.retain
-    start = [parameter.detach().clone() for parameter in trainable(loss.model.module)]  # θ₀
+    start = starting_weights(loss.model.module, original)
     strength = method.settled_strength
     held = [Held(L2Anchor(start), strength)]
     if method.anchor != "l2" and sketch is not None:
