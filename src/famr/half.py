@@ -48,7 +48,7 @@ def standing(weights: Standing) -> Iterator[None]:
 
 
 def last_layers(module: nn.Module) -> list[nn.Module]:
-    """The last normalisation and the last linear layer, in the order of their names, of those in float32.
+    """The last normalisation and the last linear layer that the network holds, where they are in float32.
 
     >>> network = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     >>> last_layers(network) == [network[1], network[2]]

@@ -38,9 +38,9 @@ def starting_weights(module: nn.Module, original: nn.Module | None) -> list[Tens
     names = {weight: name for name, weight in module.named_parameters()}
 
     def start(weight: nn.Parameter) -> Tensor:
-        own = known.get(names[weight])
-        there = own is not None and (own.device, own.dtype) == (weight.device, weight.dtype)
-        return own.detach() if own is not None and there else weight.detach().clone()
+        own = known.get(names[weight], weight)
+        alike = own is not weight and (own.device, own.dtype) == (weight.device, weight.dtype)
+        return own.detach() if alike else weight.detach().clone()
 
     return [start(weight) for weight in trainable(module)]
 
