@@ -324,6 +324,14 @@ def test_memory_is_measured_and_compared(monkeypatch: pytest.MonkeyPatch, capsys
         speed_memory.peak_in_a_process("ours", {"model": None})
 
 
+def test_of_processes_the_one_in_the_middle_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([{"before": 10, "peak": 90}, {"before": 50, "peak": 70}, {"before": 0, "peak": 30}])
+    monkeypatch.setattr(speed_memory, "peak_in_a_process", lambda *_: next(found))
+    middle = speed_memory.peak_of_processes("ours", {}, 3)
+    assert middle == {"before": 0, "peak": 30, "every_used": [20, 30, 80]}
+    assert compare_memory({"before": 0, "peak": 30}, middle, weights=0)["share_of_allowed"] == pytest.approx(1 / 1.05)
+
+
 def test_sample_passes_are_counted_as_in_closed_form(tiny: Classifier, splits: Splits) -> None:
     batch, forget, retain = 10, len(splits.forget), len(splits.retain or ())
     steps = replace(FineTune().steps, epochs=2, batch_size=batch, learning_rate=1e-4)

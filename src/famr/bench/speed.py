@@ -18,7 +18,7 @@ import torch
 from famr.bench.speed_ceiling import ceiling
 from famr.bench.speed_growth import growth_with_data, growth_with_forget
 from famr.bench.speed_loops import SETTLING, compare_loops, late_layers, numbers
-from famr.bench.speed_memory import compare_memory, peak_in_a_process, peak_on_cuda
+from famr.bench.speed_memory import compare_memory, peak_of_processes, peak_on_cuda
 from famr.bench.speed_subject import (
     LITTLE,
     PASS,
@@ -286,7 +286,8 @@ class Subject:
             "seed": plan.seed,
             "threads": torch.get_num_threads(),
         }
-        return compare_memory(peak_in_a_process("fine-tuning", task), peak_in_a_process("ours", task), weights)
+        fine_tuning = peak_of_processes("fine-tuning", task, plan.repeats)
+        return compare_memory(fine_tuning, peak_of_processes("ours", task, plan.repeats), weights)
 
     def growth(self) -> dict[str, Any]:
         """With what is forgotten, and with what is not."""

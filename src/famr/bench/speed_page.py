@@ -224,8 +224,9 @@ def _memory(records: list[dict[str, Any]]) -> tuple[Block, ...]:
     return (
         Table(
             "Peak beyond what was there before, in MiB; the images are there before, of both. Allowed: fine-tuning by "
-            "plain SGD at the same batch, one copy of the weights, and 5 %. On a CPU: of a process of its own. "
-            "Reserved: what torch kept from others on a GPU at most, in use or not, images and all.",
+            "plain SGD at the same batch, one copy of the weights, and 5 %. On a CPU: of processes of their own, "
+            "the one in the middle. Reserved: what torch kept from others on a GPU at most, in use or not, images and "
+            "all.",
             (
                 "model",
                 "weights",

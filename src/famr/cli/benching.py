@@ -229,7 +229,9 @@ def speed(
     epochs: Annotated[int, typer.Option(help="Passes over them.")] = 10,
     batch: Annotated[int, typer.Option(help="Images a step.")] = 250,
     data_images: Annotated[int, typer.Option(help="Images that a retraining would go over.")] = 50_000,
-    repeats: Annotated[int, typer.Option(help="Calls of each loop; medians are shown.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(help="Calls of each loop, and processes whose memory is taken on a CPU; medians are shown.")
+    ] = 3,
     stages: Annotated[
         str | None,
         typer.Option(help="Of ceiling,retraining,loops,memory,growth,alternatives; default all but the last."),
