@@ -294,7 +294,8 @@ def _alternatives(result: Mapping[str, Any]) -> tuple[Block, ...]:
         ),
         Table(
             f"Seconds of {passes['sample_passes']:,} sample passes (images forward and back) in batches of "
-            f"{passes['batch']}; of the default method by all images it passes, all that it does.",
+            f"{passes['batch']}; of the default method by all images it passes, all that it does. Medians of "
+            f"{len(passes['rows'][0]['calls'])} turns; times ours: within a turn.",
             ("method", "passes in a run", "seconds", "times ours"),
             tuple(
                 (row["method"], f"{row['sample_passes']:,}", f"{row['seconds']:.3f}", f"{row['times_ours']:.2f}")
