@@ -318,6 +318,7 @@ def test_a_real_command_is_stopped_by_sigterm(place: Path, tmp_path: Path) -> No
         process.kill()
     assert code == 130
     assert "famr: stopped" in err
+    assert "--resume" not in err, "after less than ten seconds there is no state to go on from"
     assert "Traceback" not in err
     assert not any(tmp_path.iterdir())
 

@@ -205,10 +205,11 @@ def test_a_process_that_fails_halfway_tells_the_other_why(place: Path, dies: int
 
 def test_two_go_on_where_two_were_stopped(place: Path, alone: Path) -> None:
     arguments = forget_command(place, "stopped")
-    ended = world(place / "log", command_with_a_death, 1, "failed", arguments)
+    ended = world(place / "log", command_with_a_death, 0, "failed", arguments)
     assert [each.code for each in ended] == [3, 3]
     assert (place / "stopped.unfinished/state.json").is_file()
-    ended = world(place / "log", command_with_a_death, 1, "failed", [*arguments, "--resume"])
+    assert ["stopped.unfinished; with --resume it goes on from there" in each.err for each in ended] == [True, False]
+    ended = world(place / "log", command_with_a_death, 0, "failed", [*arguments, "--resume"])
     assert [each.code for each in ended] == [0, 0], "two of four steps are left, so there is no third to fail in"
     torch.testing.assert_close(weights(place / "stopped"), weights(alone), atol=ROUNDED, rtol=ROUNDED)
     assert not (place / "stopped.unfinished").exists()

@@ -71,6 +71,11 @@ class Unfinished:
             raise self._broken()
         return State(load_file(str(file)), facts["facts"])
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a state to go on from."""
+        return (self.folder / STATE).is_file()
+
     def due(self) -> bool:
         """Whether it is time for a new state."""
         return time.monotonic() - self._last >= self.every

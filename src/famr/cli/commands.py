@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,8 @@ def run_train(
         training = replace(training, augmentation=replace(training.augmentation, mirror=data.mirror))
     start = new_model(model, data.labels, weights=weights, arguments=arguments, from_scratch=from_scratch, seed=seed)
     steps = training.epochs * max(1, len(images) // training.batch_size)
-    with progress(steps, f"training on {len(images)} images", quiet) as on_event:
-        kept = unfinished_run(output_dir, resume)
+    kept = unfinished_run(output_dir, resume)
+    with told_to_go_on(kept), progress(steps, f"training on {len(images)} images", quiet) as on_event:
         trained = fit(start, images, training, seed=seed, device=device, unfinished=kept, on_event=on_event)
     metrics = {
         "test_accuracy": accuracy_on(trained.model, test, pick_device(device)),
@@ -133,7 +134,8 @@ def run_forget(
         settled, _ = settle(method, what_is_at_hand(splits, False, stored, batches))
         steps = settled.settled_epochs * batches
         kept = unfinished_run(output_dir, resume, ranks)
-    with progress(steps, f"forgetting {request.describe()}", quiet or not ranks.first) as on_event:
+    title = f"forgetting {request.describe()}"
+    with told_to_go_on(kept, ranks), progress(steps, title, quiet or not ranks.first) as on_event:
         result = forget(
             original,
             splits,
@@ -168,6 +170,17 @@ def unfinished_run(output_dir: Path, resume: bool, ranks: Ranks = ALONE) -> Unfi
     if not resume:
         kept.discard()
     return kept
+
+
+@contextmanager
+def told_to_go_on(kept: Unfinished, ranks: Ranks = ALONE) -> Iterator[None]:
+    """Whoever stops a run, or whose run is stopped, hears that it need not begin anew."""
+    try:
+        yield
+    except BaseException:
+        if ranks.first and kept.begun:
+            say(f"famr: the run's last whole state is in {kept.folder.name}; with --resume it goes on from there.")
+        raise
 
 
 def run_sketch(
