@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import shutil
@@ -18,8 +19,8 @@ from PIL import Image
 import famr
 from famr.alternatives import FineTune, SalUn, Scrub
 from famr.alternatives.neg_grad_plus import FORGET_PART
-from famr.bench import speed, speed_ceiling, speed_figure, speed_loops, speed_memory
-from famr.bench.speed import Plan, Subject
+from famr.bench import speed, speed_ceiling, speed_figure, speed_fresh, speed_loops, speed_memory, speed_page
+from famr.bench.speed import Plan, Subject, run_speed
 from famr.bench.speed_alternatives import DEFAULT, EPOCHS, OURS, PLAIN, Contest, reached, sample_passes, seek
 from famr.bench.speed_checks import checks
 from famr.bench.speed_loops import (
@@ -324,6 +325,35 @@ def test_memory_is_measured_and_compared(monkeypatch: pytest.MonkeyPatch, capsys
         speed_memory.peak_in_a_process("ours", {"model": None})
 
 
+def test_first_calls_are_those_of_processes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def alone(module: str, task: dict[str, Any]) -> dict[str, Any]:
+        asked.append(task)
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(task)))
+        importlib.import_module(module).measured()
+        printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert printed["whole"] > printed["steps"] > printed["ahead"] > 0
+        return {**printed, "steps": [5.0, 1.0, 2.0][len(asked) - 1]}
+
+    monkeypatch.setattr(speed_fresh, "in_a_process", alone)
+    plan = Plan(models=(TINY,), images=6, epochs=3, batch=3, repeats=3, stages=("fresh",), device="cpu")
+    (found,) = run_speed(plan, lambda _: None, lambda _: None)["stages"]
+    assert [(task["epochs"], task["batch"], task["device"]) for task in asked] == [(3, 3, "cpu")] * 3
+    assert (found["result"]["median"], found["result"]["calls"]) == (2.0, [5.0, 1.0, 2.0])
+    assert min(found["result"]["waits"]) > 0
+
+
+def test_a_first_call_comes_after_training_only_where_one_was_trained() -> None:
+    found = content()
+    assert speed_page.AFTER_TRAINING not in speed_markdown("speed-h200", found)
+    epochs = {"step": 0.1, "steps_measured": 3, "data_images": 9, "epoch_extrapolated": 1.0}
+    trained = {"stage": "retraining", "model": "ViT-B", "seconds": 1.0, "result": epochs}
+    assert speed_page.AFTER_TRAINING in speed_markdown("speed-h200", {**found, "stages": [*found["stages"], trained]})
+
+
 def test_of_processes_the_one_in_the_middle_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([{"before": 10, "peak": 90}, {"before": 50, "peak": 70}, {"before": 0, "peak": 30}])
     monkeypatch.setattr(speed_memory, "peak_in_a_process", lambda *_: next(found))
@@ -392,6 +422,7 @@ def content() -> dict[str, Any]:
                 "gap": {"retain_accuracy": 0.001, "forget_accuracy": 0.0, "forget_entropy": 0.3},
             },
         },
+        "fresh": {"median": 0.5, "calls": [0.4, 0.5, 0.6], "waits": [0.1, 0.1, 0.2], "whole_call": 2.0},
         "memory": compare_memory({"before": 0, "peak": 100}, {"before": 0, "peak": 110}, weights=20),
         "growth": {
             "with_forget": {"points": points, "exponent": 1.0, "exponent_of_last": 1.0},
@@ -487,12 +518,13 @@ def _row(found: dict[str, Any], part: str, place: int) -> dict[str, Any]:
 
 def test_the_page_shows_names_as_text_and_the_figure_every_panel(tmp_path: Path) -> None:
     hostile = content()
-    for each in hostile["stages"][:3]:
+    for each in hostile["stages"][:4]:
         each["model"] = "$x^ <b>\n\u202e"
     page = speed_markdown("speed-h200", hostile)
     assert page.startswith("# Speed: h200\n\nMade from `speed-h200.json`")
     assert "<script>" not in page
     assert "\u202e" not in page
+    assert "| 0.5 | 0.4, 0.5, 0.6 | 0.1, 0.1, 0.2 | 2 |" in page
     draw_if_any(hostile, tmp_path / "speed.png")
     with Image.open(tmp_path / "speed.png") as figure:
         assert figure.height > 1000  # two rows of panels

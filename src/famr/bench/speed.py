@@ -16,6 +16,7 @@ from typing import Any, get_args
 import torch
 
 from famr.bench.speed_ceiling import ceiling
+from famr.bench.speed_fresh import first_calls
 from famr.bench.speed_growth import growth_with_data, growth_with_forget
 from famr.bench.speed_loops import SETTLING, compare_loops, late_layers, numbers
 from famr.bench.speed_memory import compare_memory, peak_of_processes, peak_on_cuda
@@ -38,8 +39,8 @@ from famr.models import Classifier
 from famr.runs import environment
 from famr.train import Training, fit
 
-STAGES = ("ceiling", "retraining", "loops", "memory", "growth", "alternatives")
-OF_A_MODEL = ("retraining", "loops", "memory", "growth")
+STAGES = ("ceiling", "retraining", "loops", "fresh", "memory", "growth", "alternatives")
+OF_A_MODEL = ("retraining", "loops", "fresh", "memory", "growth")
 RETRAINING_EPOCHS = 4
 RETAINED_FOR_EACH = 4
 """Retained images for each image to forget, in the stages that look at some."""
@@ -150,6 +151,7 @@ def run_speed(
         subject = subjects.pop(0)  # and is gone when its stages are done
         stage("retraining", subject.named.name, subject.retraining)
         stage("loops", subject.named.name, lambda: subject.loops(rate()))  # noqa: B023
+        stage("fresh", subject.named.name, subject.fresh)
         stage("memory", subject.named.name, subject.memory)
         stage("growth", subject.named.name, subject.growth)
     if "alternatives" in plan.stages:
@@ -269,6 +271,24 @@ class Subject:
             found[name] |= {"sample_pass_flops": flops, "share_of_ceiling": rate / (tflops * 1e12)}
         return {**found, "floor": found["sample_passes"] * self._flops / (tflops * 1e12)}
 
+    def fresh(self) -> dict[str, Any]:
+        """First calls, each of a process of its own."""
+        return first_calls(self._task(self._plan.epochs), self._plan.repeats)
+
+    def _task(self, epochs: int) -> dict[str, Any]:
+        """What a process of its own is told."""
+        plan = self._plan
+        return {
+            "model": self.named.to_json(),
+            "images": plan.images,
+            "epochs": epochs,
+            "batch": plan.batch,
+            "precision": plan.settled_precision,
+            "seed": plan.seed,
+            "threads": torch.get_num_threads(),
+            "device": str(plan.place),
+        }
+
     def memory(self) -> dict[str, Any]:
         """Peak memory of fine-tuning, and of ours."""
         plan = self._plan
@@ -277,15 +297,7 @@ class Subject:
             method = numbers(plan.epochs, plan.batch, plan.settled_precision)
             rest = (self.original, forgetting(self._data), method, plan.seed, plan.place)
             return compare_memory(peak_on_cuda("fine-tuning", *rest), peak_on_cuda("ours", *rest), weights)
-        task = {
-            "model": self.named.to_json(),
-            "images": plan.images,
-            "epochs": min(2, plan.epochs),
-            "batch": plan.batch,
-            "precision": plan.settled_precision,
-            "seed": plan.seed,
-            "threads": torch.get_num_threads(),
-        }
+        task = self._task(min(2, plan.epochs))
         fine_tuning = peak_of_processes("fine-tuning", task, plan.repeats)
         return compare_memory(fine_tuning, peak_of_processes("ours", task, plan.repeats), weights)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +17,9 @@ import torch
 from torch.nn import functional as F
 
 from famr.batches import image_batches
-from famr.bench.speed_loops import numbers, run_ours, wait_for
-from famr.bench.speed_subject import Named, forgetting, made, synthetic
+from famr.bench.speed_loops import run_ours, wait_for
+from famr.bench.speed_process import given, in_a_process
 from famr.devices import autocast
-from famr.errors import NumericsError
 from famr.method import FAMR
 from famr.models import Classifier
 from famr.models.classifier import logits_of
@@ -30,8 +28,6 @@ from famr.splits import Splits
 What = Literal["fine-tuning", "ours"]
 SLACK = 1.05
 """What may be used beyond fine-tuning and one copy of the weights, as a factor."""
-PATIENCE = 900
-"""Seconds after which a process that is measured has hung."""
 
 
 def fine_tune(original: Classifier, splits: Splits, method: FAMR, seed: int, device: torch.device) -> None:
@@ -84,24 +80,7 @@ def peak_on_cuda(
 
 def peak_in_a_process(what: What, task: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of memory of a fresh process, before it begins and at most."""
-    call = "from famr.bench.speed_memory import measured; measured()"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", call],
-            input=json.dumps({**task, "what": what}),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=True,
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        said = (error.stderr or "") if isinstance(error.stderr, str) else ""
-        raise NumericsError(
-            "A process whose memory was to be measured did not end well.",
-            where=(said.strip().splitlines() or [type(error).__name__])[-1],
-        ) from error
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return in_a_process(__name__, {**task, "what": what})
 
 
 def peak_of_processes(what: What, task: Mapping[str, Any], repeats: int) -> dict[str, Any]:
@@ -116,12 +95,7 @@ def _used(found: Mapping[str, int]) -> int:
 
 def measured() -> None:
     """In the process of its own: read the task, do it, say how much memory it took."""
-    task = json.load(sys.stdin)
-    torch.set_num_threads(task["threads"])
-    named = Named(task["model"]["name"], task["model"]["spec"], task["model"]["arguments"])
-    original = made(named, task["seed"])
-    splits = forgetting(synthetic(original, task["images"], task["images"], task["seed"]))
-    method = numbers(task["epochs"], task["batch"], task["precision"])
+    task, original, splits, method = given()
     bring(original, splits, method, torch.device("cpu"))
     gc.collect()
     before, _ = _resident()

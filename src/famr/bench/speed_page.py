@@ -85,7 +85,8 @@ def _stages(content: Mapping[str, Any]) -> dict[str, tuple[Block, ...]]:
     """The blocks of each stage that was run and did not fail."""
     return {
         "Ceiling": tuple(_ceiling(each["result"]) for each in done(content, "ceiling")),
-        "Loops": _loops(done(content, "loops")),
+        "Loops": _loops(done(content, "loops"), trained=bool(done(content, "retraining"))),
+        "Fresh processes": _fresh(done(content, "fresh")),
         "Retraining": _retraining(content),
         "Memory": _memory(done(content, "memory")),
         "Growth": _growth(done(content, "growth")),
@@ -115,7 +116,10 @@ def _left_out(records: list[dict[str, Any]]) -> str:
     return f", by the operations that it does (ours does without those nobody reads: {', '.join(shares)})"
 
 
-def _loops(records: list[dict[str, Any]]) -> tuple[Block, ...]:
+AFTER_TRAINING = " The first call comes after a training, which has loaded the libraries of a GPU."
+
+
+def _loops(records: list[dict[str, Any]], trained: bool) -> tuple[Block, ...]:
     if not records:
         return ()
     times, scores = [], []
@@ -152,7 +156,7 @@ def _loops(records: list[dict[str, Any]]) -> tuple[Block, ...]:
             "Seconds of all steps (floor: their operations at the ceiling's rate); a step once the loop has settled in "
             f"milliseconds, and its share of the ceiling{_left_out(records)}; the whole call also copies the model and "
             "measures it. Last layers: our loop where only those may change that the default method edits; what lies "
-            "before them is walked once an image, which is counted.",
+            f"before them is walked once an image, which is counted.{AFTER_TRAINING if trained else ''}",
             ("model", "loop", "floor", "first call", "median", "step, ms", "% of ceiling", "whole call"),
             tuple(times),
             words=2,
@@ -201,6 +205,25 @@ def _retraining(content: Mapping[str, Any]) -> tuple[Block, ...]:
             "famr.fit, not compiled: the seconds of a step are measured, those of an epoch over all of the data are "
             "extrapolated from them. Last: all steps of forgetting as a share of one such epoch.",
             ("model", "step, ms", "steps measured", "images of the data", "epoch, s (extrapolated)", "forgetting, %"),
+            tuple(rows),
+        ),
+    )
+
+
+def _fresh(records: list[dict[str, Any]]) -> tuple[Block, ...]:
+    if not records:
+        return ()
+    rows = []
+    for each in records:
+        found = each["result"]
+        calls, waits = (", ".join(f"{value:.3g}" for value in found[name]) for name in ("calls", "waits"))
+        rows.append((each["model"], f"{found['median']:.3g}", calls, waits, f"{found['whole_call']:.3g}"))
+    return (
+        Table(
+            "Seconds of all steps by our loop in the first call of a process of its own, in which nothing was trained "
+            "before: libraries that a GPU needs are still to be loaded from the disk, as far as that was not done "
+            "beside other work. The images are at hand; a command that has to decode some loads meanwhile.",
+            ("model", "median", "of each", "of that before the first step", "whole call"),
             tuple(rows),
         ),
     )
