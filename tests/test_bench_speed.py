@@ -325,6 +325,11 @@ def test_memory_is_measured_and_compared(monkeypatch: pytest.MonkeyPatch, capsys
         speed_memory.peak_in_a_process("ours", {"model": None})
 
 
+def test_the_help_names_every_stage(run: Callable[..., Any]) -> None:
+    told = "".join(run("bench", "speed", "--help").out.split())
+    assert ",".join(speed.STAGES) in told
+
+
 def test_first_calls_are_those_of_processes_of_their_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,8 +131,14 @@ def test_a_state_comes_back_as_it_was(state: Unfinished) -> None:
 
 
 def test_the_state_of_another_run_is_refused(state: Unfinished) -> None:
+    other = Unfinished(state.folder)
     with pytest.raises(RequestError, match="another run: it differs in method, seed"):
-        Unfinished(state.folder).begin(seed=2, method="sgd")
+        other.begin(seed=2, method="sgd")
+    assert not other.begun, "nobody is told to go on from it"
+    assert state.begun
+    own = Unfinished(state.folder)
+    assert own.begin(seed=1) is not None
+    assert own.begun
 
 
 @pytest.mark.parametrize("damage", ["tensors", "json", "link"])

@@ -44,6 +44,8 @@ class Unfinished:
 
     folder: Path
     every: float = EVERY
+    begun: bool = False
+    """Whether there is a state of this very run to go on from."""
     _key: dict[str, str] = field(default_factory=dict)
     _last: float = field(default_factory=time.monotonic)
 
@@ -69,12 +71,8 @@ class Unfinished:
         file = self.folder / Path(str(facts["file"])).name
         if file.is_symlink() or not file.is_file() or file_digest(file) != facts["sha256"]:
             raise self._broken()
+        self.begun = True
         return State(load_file(str(file)), facts["facts"])
-
-    @property
-    def begun(self) -> bool:
-        """Whether there is a state to go on from."""
-        return (self.folder / STATE).is_file()
 
     def due(self) -> bool:
         """Whether it is time for a new state."""
@@ -97,6 +95,7 @@ class Unfinished:
             if old != file:
                 old.unlink()
         self._last = time.monotonic()
+        self.begun = True
 
     def _write(self, file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -116,7 +116,7 @@ def _left_out(records: list[dict[str, Any]]) -> str:
     return f", by the operations that it does (ours does without those nobody reads: {', '.join(shares)})"
 
 
-AFTER_TRAINING = " The first call comes after a training, which has loaded the libraries of a GPU."
+AFTER_TRAINING = " The first call comes after a training; on a GPU that has loaded the libraries."
 
 
 def _loops(records: list[dict[str, Any]], trained: bool) -> tuple[Block, ...]:

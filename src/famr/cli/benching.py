@@ -230,11 +230,11 @@ def speed(
     batch: Annotated[int, typer.Option(help="Images a step.")] = 250,
     data_images: Annotated[int, typer.Option(help="Images that a retraining would go over.")] = 50_000,
     repeats: Annotated[
-        int, typer.Option(help="Calls of each loop, and processes whose memory is taken on a CPU; medians are shown.")
+        int, typer.Option(help="Calls of each loop, and processes where each has its own; medians are shown.")
     ] = 3,
     stages: Annotated[
         str | None,
-        typer.Option(help="Of ceiling,retraining,loops,memory,growth,alternatives; default all but the last."),
+        typer.Option(help="Of ceiling,retraining,loops,fresh,memory,growth,alternatives; default all but the last."),
     ] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16; default bf16 on CUDA, else fp32.")] = None,
     seed: opt.Seed = 0,
