@@ -35,6 +35,7 @@ from famr.bench.speed_loops import (
     ties_aside,
 )
 from famr.bench.speed_memory import bring, compare_memory
+from famr.bench.speed_process import in_a_process
 from famr.bench.speed_subject import (
     LITTLE_VIT,
     POOL,
@@ -328,6 +329,20 @@ def test_memory_is_measured_and_compared(monkeypatch: pytest.MonkeyPatch, capsys
 def test_the_help_names_every_stage(run: Callable[..., Any]) -> None:
     told = "".join(run("bench", "speed", "--help").out.split())
     assert ",".join(speed.STAGES) in told
+
+
+def test_a_process_of_its_own_hears_its_task_and_its_last_line_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "import json, sys",
+        "def measured():",
+        "    print('chatter')",
+        "    print(json.dumps({'told': json.load(sys.stdin)}))",
+    ]
+    (tmp_path / "noisy.py").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert in_a_process("noisy", {"seed": 3}) == {"told": {"seed": 3}}
 
 
 def test_first_calls_are_those_of_processes_of_their_own(
