@@ -374,6 +374,18 @@ def test_a_first_call_comes_after_training_only_where_one_was_trained() -> None:
     assert speed_page.AFTER_TRAINING in speed_markdown("speed-h200", {**found, "stages": [*found["stages"], trained]})
 
 
+def test_a_page_tells_what_was_not_trained_and_that_nothing_was_decided() -> None:
+    found = content()
+    fresh = [each for each in found["stages"] if each["stage"] == "fresh"]
+    page = speed_markdown(
+        "speed-cpu", {**found, "stages": fresh, "environment": {**found["environment"], "hardware": "x"}}
+    )
+    assert "**No claim was decided; 0 of 1 stages failed.**" in page
+    assert "| claim |" not in page
+    assert speed_page.UNTRAINED in page
+    assert speed_page.TRAINED not in page
+
+
 def test_of_processes_the_one_in_the_middle_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([{"before": 10, "peak": 90}, {"before": 50, "peak": 70}, {"before": 0, "peak": 30}])
     monkeypatch.setattr(speed_memory, "peak_in_a_process", lambda *_: next(found))
