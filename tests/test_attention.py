@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -12,14 +11,16 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import famr
 from famr import unlearning, waking
-from famr.attention import WORTH, Asked, attention_for, planned
+from famr.attention import WORTH, Asked, Layout, attention_for, planned
 from famr.batches import LIGHTER, LOOK
 from famr.edited import edited_names
+from famr.forget_loss import ForgetLoss
 from famr.unread import Unread
-from famr.waking import Coming
+from famr.waking import Coming, Looking
 
 BLOCKS, HEADS, TOKENS = 3, 2, 17  # sixteen patches and the class token
 CPU = torch.device("cpu")
@@ -140,11 +141,11 @@ COMING = Coming(looked_at=50, images=20, passes=100)
 
 
 def woken(
-    network: nn.Module, coming: Coming, most: int = 99, wanted: Event | None = None
+    network: nn.Module, coming: Coming, most: int = 99, soon: Event | None = None
 ) -> tuple[Unread, list[tuple[int, set[str]]]]:
     seen, method = Seen(network, most), famr.FAMR(precision="fp32")
     waking._free_last_blocks(network)
-    found = waking._woken(famr.Classifier(network), method, (3, 16, 16), CPU, coming, wanted or Event())
+    found = waking._woken(famr.Classifier(network), method, (3, 16, 16), CPU, coming, soon or Event())
     return found, seen.images
 
 
@@ -154,12 +155,18 @@ def asleep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_copy_takes_a_step_of_the_size_to_come() -> None:
-    """It first sees as many images as will be looked at, and last takes a step with gradients for the last blocks."""
+    """With gradients for the last blocks; after that it looks at as many images as a run will look at."""
     network = timm_vit()
-    found, ((first, _), *_, (last, free)) = woken(network, COMING)
+    found, seen = woken(network, COMING)
     assert found.layers
-    assert (first, last) == (50, 20)
-    assert free == {"1", "2"}  # of three blocks
+    assert [images for images, _ in seen] == [
+        waking.SOME,
+        waking.SOME,
+        1,
+        20,
+        50,
+    ]  # one says how many classes there are
+    assert [free for _, free in seen[-2:]] == [{"1", "2"}, set()]  # of three blocks
     assert {name for name, weight in network.named_parameters() if weight.grad is not None} >= {
         "blocks.1.attn.qkv.weight",
         "blocks.2.mlp.fc2.weight",
@@ -186,29 +193,39 @@ def test_a_rehearsal_leaves_most_of_the_memory_to_the_run(monkeypatch: pytest.Mo
         assert found.layers == whole.layers
 
 
-def test_no_step_is_rehearsed_once_somebody_waits() -> None:
+def test_no_step_is_rehearsed_once_a_run_is_about_to_take_one() -> None:
     whole, _ = woken(timm_vit(), COMING)
-    wanted = Event()
-    wanted.set()
-    found, seen = woken(timm_vit(), COMING, wanted=wanted)
+    soon = Event()
+    soon.set()
+    found, seen = woken(timm_vit(), COMING, soon=soon)
     assert found.layers == whole.layers
-    assert [images for images, _ in seen] == [COMING.looked_at, waking.SOME, waking.SOME]
+    assert [images for images, _ in seen] == [waking.SOME, waking.SOME]
 
 
-def test_a_run_says_that_it_waits() -> None:
-    """Which it does when it needs to know what nobody reads, and not before."""
-    network, method = famr.Classifier(timm_vit()), famr.FAMR(precision="fp32")
-    told: Future[Event] = Future()
+def test_a_run_says_when_nothing_but_a_last_look_comes_before_its_steps(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at its forget images while what nobody reads is being found, and asks for that last."""
+    came: list[str] = []
 
-    def waits(*given: Any) -> Unread:
-        told.set_result(given[-1])
-        return Unread(("a layer",) if given[-1].wait(timeout=60) else ())
+    def beside(*given: Any) -> Looking:
+        soon = given[-1]
+        assert isinstance(soon, Event)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waking, "_woken", waits)
-        look = waking.looking(network, method, (3, 16, 16), CPU, True, COMING)
-        assert not told.result(timeout=60).is_set()
-        assert look(None, None).layers == ("a layer",)  # type: ignore[arg-type]
+        def noted(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any) -> Any:
+                came.append(f"{name}, {'soon' if soon.is_set() else 'not yet'}")
+                return own(*given)
+
+            return call
+
+        monkeypatch.setattr(unlearning, "anchors_for", noted("anchors", unlearning.anchors_for))
+        monkeypatch.setattr(ForgetLoss, "measure", noted("forgotten", ForgetLoss.measure))
+        return noted("asks", lambda *_: Unread())
+
+    monkeypatch.setattr(unlearning, "looking", beside)
+    famr.forget(original, without_three, famr.FAMR(epochs=1, strength=1.0, precision="fp32"), device="cpu")
+    assert came[:3] == ["anchors, not yet", "forgotten, soon", "asks, soon"]
 
 
 def test_where_sizes_are_not_known_nothing_is_rehearsed() -> None:
@@ -216,14 +233,81 @@ def test_where_sizes_are_not_known_nothing_is_rehearsed() -> None:
     assert max(images for images, _ in seen) == waking.SOME
 
 
-@pytest.mark.parametrize(("passes", "loaded"), [(WORTH, 1), (1, 0)])
-def test_kernels_that_need_a_plan_are_loaded_where_one_may_pay(
-    passes: int, loaded: int, monkeypatch: pytest.MonkeyPatch
+A_PASS = BLOCKS * HEADS * TOKENS
+"""Tokens of an image."""
+
+
+@pytest.mark.parametrize(("passes", "drawn"), [(-(-WORTH // A_PASS), True), (WORTH // A_PASS - 1, False)])
+@pytest.mark.parametrize(("room", "images"), [(None, 20), (4096, 1)])
+def test_a_plan_is_drawn_where_it_pays_for_as_many_images_as_a_step_has(
+    passes: int, drawn: bool, room: int | None, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[torch.device] = []
-    monkeypatch.setattr(waking, "_load_attention", found.append)
+    """Or for one, which loads what plans are made of, where memory is scarce."""
+    found: list[tuple[Layout, int, torch.device]] = []
+    if room is not None:
+        monkeypatch.setattr(waking, "ROOM", room)
+    monkeypatch.setattr(waking, "_draw_plan", lambda *given: found.append(given))
     woken(timm_vit(), COMING._replace(passes=passes))
-    assert len(found) == loaded
+    assert [(asked.shape[1:3], for_images, place) for asked, for_images, place in found] == drawn * [
+        ((HEADS, TOKENS), images, CPU)
+    ]
+
+
+@pytest.mark.parametrize("build", [timm_vit, hf_vit, torchvision_vit])
+def test_a_plan_is_for_queries_that_lie_as_those_of_a_step(
+    build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked about two images, known for seven."""
+    network, queries = build().eval(), []
+    with Asked() as asked:
+        network(torch.zeros(2, 3, 16, 16))
+    own = F.scaled_dot_product_attention
+
+    def attends(query: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        queries.append(query)
+        return own(query, *rest, **named)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attends)
+    network(torch.zeros(7, 3, 16, 16))
+    assert asked.layout is not None
+    found = asked.layout.zeros(7, CPU)
+    assert len(queries) == BLOCKS
+    for query in queries:
+        assert (found.shape, found.stride(), found.dtype) == (query.shape, query.stride(), query.dtype)
+    assert not found.any()
+
+
+def test_the_plan_is_for_the_attention_that_is_asked_most() -> None:
+    """Some networks end with one that is asked about a single token."""
+    queries = [torch.zeros(2, 3, tokens, 8) for tokens in (5, 1)]
+    with Asked() as asked:
+        for query in queries:
+            F.scaled_dot_product_attention(query, queries[0], queries[0])
+    assert asked.layout == Layout((2, 3, 5, 8), (120, 40, 8, 1), torch.float32)
+
+
+def test_a_plan_is_drawn_up_forwards_and_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[int, ...]] = []
+
+    class Attends(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return query + key + value
+
+        @staticmethod
+        def backward(_ctx: Any, slope: torch.Tensor) -> Any:
+            taken.append(tuple(slope.shape))
+            return slope, slope, slope
+
+    def cudnn(query: Any, key: Any, value: Any, bias: None, statistics: bool) -> list[torch.Tensor]:
+        assert bias is None
+        assert statistics  # else there is no backward pass
+        return [Attends.apply(query, key, value)]
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", cudnn)
+    with torch.no_grad():  # as where a copy was looking
+        waking._draw_plan(Layout((2, 3, 5, 8), (120, 40, 8, 1), torch.float32), 4, CPU)
+    assert taken == [(4, 3, 5, 8)]
 
 
 def test_what_is_to_come_of_a_run() -> None:

@@ -50,6 +50,11 @@ def test_a_short_run_is_not_captured(steps: int) -> None:
     assert plan([(64, 64)] * (steps - 1), plain=0) == []
 
 
+def test_what_pays_later_is_stepped_plainly_for_as_long() -> None:
+    seen = Counter({(64,): 1})
+    assert [worth_capturing(seen, (64,), left, worth=10) for left in (9, 10)] == [False, True]
+
+
 class FakePool:
     """Memory that must not go before what was taken from it, and that one capture at a time may use."""
 
@@ -175,6 +180,16 @@ def test_as_many_steps_are_plain_as_a_network_needs_to_settle(in_the_pool: list[
         taken(batch, (4,), left=12 - place)
     assert in_the_pool == [True] * settling
     assert torch.equal(replayed, plain)
+
+
+@pytest.mark.parametrize(("worth", "plain_steps"), [(11, 1), (12, 12)])
+def test_what_does_not_pay_in_the_steps_that_are_left_is_never_captured(
+    in_the_pool: list[bool], worth: int, plain_steps: int
+) -> None:
+    taken = Captured(walk(torch.ones(3)), torch.device("cpu"), worth=worth)
+    for place, batch in enumerate(batches(12)):
+        taken(batch, (4,), left=12 - place)
+    assert in_the_pool == [True] * plain_steps
 
 
 @pytest.mark.filterwarnings("error")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from famr.kernels import compiling, gelu, get_ready
+from famr.kernels import compiling, gelu, get_ready, toolchain
 from famr.kernels.compiling import Key, ready, source
 from famr.kernels.gelu import Gelu
 from famr.kernels.layer_norm import LANES, WARPS, WIDEST, LayerNorms, agrees, serves
@@ -375,48 +378,88 @@ def test_a_network_uses_it_where_there_are_gradients_in_half() -> None:
     torch.testing.assert_close(x.grad, torch.ops.aten.gelu_backward(slope, x.detach()), rtol=2e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("home", [None, "elsewhere"])
+needs_the_compiler = pytest.mark.skipif(torch.version.cuda is None, reason="torch was built without CUDA")
+
+
+@needs_the_compiler
 @pytest.mark.parametrize(("name", "width"), [("gelu", None), *(("layer_norm", width) for width in (192, 768, WIDEST))])
-def test_the_kernels_compile(name: str, width: int | None, home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a GPU that need not be there, with and without CUDA's headers; not where torch was built without CUDA."""
-    from torch.cuda import _utils
-    from torch.utils import cpp_extension
-
-    compiled: Callable[..., tuple[bytes, str]] = _utils._nvrtc_compile
-    monkeypatch.setattr(_utils, "_nvrtc_compile", lambda *given: compiled(*given, compute_capability="90"))
-    monkeypatch.setattr(_utils, "_cuda_load_module", lambda binary, names: dict.fromkeys(names, binary))
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", home)
-    try:
-        forward, backward = compiling.launches(name, **({} if width is None else {"WIDTH": width}))
-    except OSError:
-        assert torch.version.cuda is None
-    else:
-        assert isinstance(forward, compiling.Kernel)
-        assert isinstance(backward, compiling.Kernel)
-        assert forward.loaded is backward.loaded  # compiled once
-        assert b".text.forward\0" in forward.loaded
-        assert b".text.backward\0" in forward.loaded
-    assert home == cpp_extension.CUDA_HOME
+def test_the_kernels_compile(name: str, width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a GPU that need not be there."""
+    loaded: list[bytes] = []
+    monkeypatch.setattr(compiling, "architecture", {CPU: "sm_90"}.get)
+    monkeypatch.setattr(compiling, "loaded", lambda binary, *names: loaded.append(binary) or names)
+    found = compiling.launches(name, CPU, **({} if width is None else {"WIDTH": width}))
+    assert found == ("forward", "backward")
+    (binary,) = loaded  # compiled once
+    assert binary.startswith(b"\x7fELF")
+    assert b".text.forward\0" in binary
+    assert b".text.backward\0" in binary
 
 
-@pytest.mark.parametrize("failed", [0, 700])
-def test_a_kernel_is_launched_with_the_places_of_its_arguments(failed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Any, ...]] = []
+def test_compiling_loads_nothing_of_torch_that_takes_long() -> None:
+    """A fresh process would wait for it: `torch.cuda._compile_kernel` needs a third of a second for its imports."""
+    code = """
+        import sys, torch
+        from famr.kernels import compiling
+        compiling.architecture, compiling.loaded = lambda device: "sm_90", lambda *given: given[1:]
+        if torch.version.cuda is not None:
+            compiling.launches("gelu", torch.device("cpu"))
+        assert "torch.utils.cpp_extension" not in sys.modules
+        """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=100)
 
-    def launch(kernel: Any, *given: Any) -> int:
+
+@needs_the_compiler
+@pytest.mark.parametrize(("text", "kind", "why"), [("nonsense", "sm_90", "error: "), ("", "sm_1", "invalid value")])
+def test_what_does_not_compile_is_an_error_that_says_why(text: str, kind: str, why: str) -> None:
+    with pytest.raises(RuntimeError, match=why):
+        toolchain.compiled(text, kind)
+
+
+def test_the_architecture_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {CPU: SimpleNamespace(major=9, minor=0), torch.device("cuda", 3): SimpleNamespace(major=12, minor=1)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", kinds.get)
+    assert [toolchain.architecture(device) for device in kinds] == ["sm_90", "sm_121"]
+
+
+class Driver:
+    """In the place of CUDA's: modules and functions are numbers, and one call may fail."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.loaded = fails, b""
+        self.launched: list[tuple[Any, ...]] = []
+
+    def cuModuleLoadData(self, module: Any, binary: bytes) -> int:  # noqa: N802
+        module._obj.value, self.loaded = 7, binary
+        return 218 if self.fails == "load" else 0
+
+    def cuModuleGetFunction(self, function: Any, module: ctypes.c_void_p, name: bytes) -> int:  # noqa: N802
+        assert module.value == 7
+        function._obj.value = {b"forward": 70, b"backward": 71}[name]
+        return 500 if self.fails == "find" else 0
+
+    def cuLaunchKernel(self, function: ctypes.c_void_p, *given: Any) -> int:  # noqa: N802
         *sizes, shared, stream, places, extra = given
         kinds = (ctypes.c_void_p, ctypes.c_int, ctypes.c_double)
         read = [ctypes.cast(place, ctypes.POINTER(kind))[0] for place, kind in zip(places, kinds, strict=True)]
-        seen.append((kernel, sizes, shared, stream.value, read, extra))
-        return failed
+        self.launched.append((function.value, sizes, shared, stream.value, read, extra))
+        return 700 if self.fails == "launch" else 0
 
-    monkeypatch.setattr(compiling, "_driver", lambda: SimpleNamespace(cuLaunchKernel=launch))
+
+@pytest.mark.parametrize(("fails", "error"), [("", 0), ("load", 218), ("find", 500), ("launch", 700)])
+def test_a_kernel_is_loaded_and_launched_with_the_places_of_its_arguments(
+    fails: str, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(fails)
+    monkeypatch.setattr(toolchain, "_driver", lambda: driver)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
     x = torch.ones(3)
-    expected = nullcontext() if not failed else pytest.raises(RuntimeError, match="700")
-    with expected:
-        compiling.Kernel(SimpleNamespace(func="kernel"))((2, 1, 1), (64, 1, 1), [x, 5, 0.25])
-    assert seen == [("kernel", [2, 1, 1, 64, 1, 1], 0, 77, [x.data_ptr(), 5, 0.25], None)]
+    with pytest.raises(RuntimeError, match=f"CUDA error {error}: could not {fails}") if fails else nullcontext():
+        for kernel in toolchain.loaded(b"binary", "forward", "backward"):
+            kernel((2, 1, 1), (64, 1, 1), [x, 5, 0.25])
+    assert driver.loaded == b"binary"
+    launched = [(place, [2, 1, 1, 64, 1, 1], 0, 77, [x.data_ptr(), 5, 0.25], None) for place in (70, 71)]
+    assert driver.launched == launched[: {"": 2, "launch": 1}.get(fails, 0)]
 
 
 def test_waiting_for_a_kernel_is_counted_once() -> None:

@@ -19,7 +19,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import famr
 from famr import unlearning, waking
-from famr.attention import Asked
+from famr.attention import Asked, Layout
 from famr.ranks import ALONE
 from famr.setting import shape_of_one
 from famr.unread import AT_ONCE, Unread, unread
@@ -219,8 +219,8 @@ def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three
         method = replace(method, precision="fp32")
         passes = passes_of(original, without_three, None, None, method, place)
         with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
-            look = looking(original, method, (3, 12, 12), place, style, Coming())  # not even where it is done beside
-            assert len(look(loss, passes).layers) == layers
+            look = looking(original, method, (3, 12, 12), place, style, Coming(), Event())
+            assert len(look(loss, passes).layers) == layers  # not even where it is done beside
 
 
 @pytest.fixture(autouse=True)
@@ -247,12 +247,13 @@ def test_a_copy_that_is_asked_beside_finds_the_same(
     assert shape == (3, 12, 12)
     with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
         here, beside = (
-            looking(original, method, shape, place, lean, Coming(9, 9, 9))(loss, passes) for lean in (False, True)
+            looking(original, method, shape, place, lean, Coming(9, 9, 9), Event())(loss, passes)
+            for lean in (False, True)
         )
         assert len(here.layers) == 3
         assert beside.layers == here.layers
         asleep.clear()
-        nothing = looking(original, method, (3, 5, 5), place, True, Coming())(
+        nothing = looking(original, method, (3, 5, 5), place, True, Coming(), Event())(
             loss, passes
         )  # it cannot take such images
         assert nothing.layers == ()
@@ -294,7 +295,7 @@ def test_a_copy_is_small_and_has_gradients_where_it_needs_them(
     monkeypatch.setattr(waking, "_woken", lambda tried, *_: copies.append(tried.module) or Unread())
     before = original.digest()
     method = famr.FAMR(precision="bf16")
-    look = looking(original, method, (3, 12, 12), torch.device("cpu"), True, Coming())
+    look = looking(original, method, (3, 12, 12), torch.device("cpu"), True, Coming(), Event())
     look(None, None)  # type: ignore[arg-type]
     (copy,) = copies
     kinds = {name: (weight.dtype, weight.requires_grad) for name, weight in copy.named_parameters()}
@@ -326,9 +327,7 @@ def test_who_waited_for_a_copy_lets_go_of_its_work_space(
     monkeypatch.setattr(waking, "_let_go_of_work_space", lambda: gone.append(coming.done()))
     coming: Future[Unread] = Future()
     coming.set_result(Unread(("head",)))
-    wanted = Event()
-    assert waking._awaited(torch.device(kind), coming, wanted, None, None).layers == ("head",)  # type: ignore[arg-type]
-    assert wanted.is_set()
+    assert waking._awaited(torch.device(kind), coming, None, None).layers == ("head",)  # type: ignore[arg-type]
     assert gone == times * [True]
 
 
@@ -348,7 +347,7 @@ def test_work_space_goes_unless_a_graph_may_use_it(
 
 
 def test_a_device_without_such_kernels_is_no_error() -> None:
-    waking._load_attention(torch.device("cpu"))
+    waking._draw_plan(Layout((2, 3, 5, 8), (120, 40, 8, 1), torch.bfloat16), 4, torch.device("cpu"))
 
 
 def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
@@ -365,7 +364,8 @@ def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
     monkeypatch.setattr(waking, "unplanned_attention", lambda: unplanned.append(1) or nullcontext())
     passes = passes_of(original, without_three, None, None, method, place)
     with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
-        found = [looking(original, method, (3, 12, 12), place, True, Coming())(loss, passes) for _ in range(3)]
+        given = (original, method, (3, 12, 12), place, True, Coming(), Event())
+        found = [looking(*given)(loss, passes) for _ in range(3)]
     assert len(copies) == 1
     assert len(unplanned) == 3  # a plan of attention for two images would serve nobody
     assert len(found[0].layers) == 3

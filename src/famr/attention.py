@@ -6,10 +6,13 @@ its steps before it is drawn up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -20,10 +23,29 @@ WORTH = 100_000_000
 and saves about a nanosecond of each, forwards and backwards (`benchmarks/attention.py`)."""
 
 
+class Layout(NamedTuple):
+    """How queries lie in memory: (images, heads, tokens, features). A plan is for one layout and number of images."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def zeros(self, images: int, place: torch.device) -> Tensor:
+        """Queries of so many images that lie alike."""
+        sizes = (images, *self.shape[1:])
+        if self.strides[0] == max(self.strides):  # one image after the other
+            return torch.empty_strided(sizes, self.strides, dtype=self.dtype, device=place).zero_()
+        inwards = sorted(range(len(sizes)), key=lambda side: -self.strides[side])
+        dense = torch.zeros([sizes[side] for side in inwards], dtype=self.dtype, device=place)
+        return dense.permute([inwards.index(side) for side in range(len(sizes))])
+
+
 class Asked(TorchFunctionMode):
-    """Counts the tokens that attention is asked for, for each head and image."""
+    """Counts the tokens that attention is asked for, for each head and image; knows how most of them lay."""
 
     tokens = 0
+    most = 0
+    layout: Layout | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -32,10 +54,19 @@ class Asked(TorchFunctionMode):
         named = dict(kwargs or {})
         if func is F.scaled_dot_product_attention:
             query = args[0] if args else named["query"]  # (images, heads, tokens, features)
-            self.tokens += query.shape[:-1].numel()
+            self._count(Layout(tuple(query.shape), query.stride(), query.dtype))
         elif func is F.multi_head_attention_forward:
-            self.tokens += args[0].shape[:-1].numel() * args[4]  # (tokens, images, features), and the heads
+            (tokens, images, features), heads = args[0].shape, args[4]
+            each = features // heads
+            strides = (features, each, images * features, 1)
+            self._count(Layout((images, heads, tokens, each), strides, args[0].dtype))
         return func(*args, **named)
+
+    def _count(self, asked: Layout) -> None:
+        tokens = math.prod(asked.shape[:-1])
+        self.tokens += tokens
+        if tokens > self.most:
+            self.most, self.layout = tokens, asked
 
 
 def planned(tokens: int | None, passes: int) -> bool:

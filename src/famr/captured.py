@@ -30,7 +30,8 @@ Step = Callable[..., Tensor]
 """One step on what it is given, as tensors, in place; its loss."""
 
 WORTH = 3
-"""From so many steps on a capture pays for itself: it takes as long as one or two plain steps save."""
+"""From so many steps on a capture pays for itself, where the device waits for Python in a plain one: it takes as long
+as one or two of them save."""
 
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -58,8 +59,8 @@ def aside(device: torch.device) -> Iterator[None]:
         here.wait_stream(there)
 
 
-def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left: int) -> bool:
-    """Whether batches of these sizes will come often in the steps that are left, going by those that came before.
+def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left: int, worth: int = WORTH) -> bool:
+    """Whether so many batches of these sizes will come in the steps that are left, going by those that came before.
 
     Of the very first it is taken for granted that the others will be like it.
 
@@ -68,7 +69,7 @@ def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left
     (True, False, False)
     """
     alike, every = (seen[sizes], seen.total()) if seen else (1, 1)
-    return alike * left >= WORTH * every
+    return alike * left >= worth * every
 
 
 def own_pool() -> torch.cuda.MemPool | None:
@@ -113,9 +114,12 @@ class Graph:
 class Captured:
     """A step that is replayed."""
 
-    def __init__(self, step: Step, device: torch.device, plain: int = 1) -> None:
-        """`plain`: steps of each size that are taken plainly first; none where nothing is made in the first alone."""
-        self._step, self._device, self._plain = step, device, plain
+    def __init__(self, step: Step, device: torch.device, plain: int = 1, worth: int = WORTH) -> None:
+        """`plain`: steps of each size that are taken plainly first; none where nothing is made in the first alone.
+
+        `worth`: steps from which on a capture pays.
+        """
+        self._step, self._device, self._plain, self._worth = step, device, plain, worth
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._graphs: dict[tuple[int, ...], Graph | None] = {}
         self._pool = own_pool()
@@ -124,7 +128,8 @@ class Captured:
         """Take the step. `sizes`: of what it is given and of all else that it reads. `left`: steps still to come."""
         with aside(self._device):
             before = self._seen[sizes]
-            if before >= self._plain and sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
+            due = before >= self._plain and sizes not in self._graphs
+            if due and worth_capturing(self._seen, sizes, left, self._worth):
                 graph = self._captured(given, last=before > 0)
                 if graph is not None or before:  # else it may work after a plain step
                     self._graphs[sizes] = graph

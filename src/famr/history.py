@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 
 from famr.anchors import Held, WeightAnchor
@@ -49,13 +49,14 @@ def followed(
     most: int,
     on_event: Callable[[Event], None] | None,
     progress: Progress,
+    hurried: AbstractContextManager[None],
     spent: Callable[[], float],
     measuring: list[float],
 ) -> Iterator[HistoryRow]:
     """Alternate between an epoch of Alg. 1 and a look at where it got to; rows from before a break are as they were.
 
-    What was spent on making the steps fast is counted with them: the walk through a frozen front, the wait for kernels.
-    What looking takes is added to `measuring`.
+    Inside `hurried` the steps are fast. What was spent on that is counted with them: the walk through a frozen front,
+    the wait for kernels. What looking takes is added to `measuring`.
     """
     module = loss.model.module
     parameters = trainable(module)
@@ -107,15 +108,18 @@ def followed(
     last = loss.method.settled_epochs
     apart, ends = -(-last // most), (1, last) if most > 1 else (last,)
     begun, rows = progress.begun()
-    if begun is None:
-        begun = Epoch(epoch=0, steps=0, seconds=spent())
-    history = [HistoryRow(**row) for row in rows] or [look(begun)]
-    yield from history
-    steps = passes.steps_per_epoch
-    for epoch in minimise(module, anchors, loss, passes.steps, steps, loss.method, seed, on_event, begun, loss.ranks):
-        looked = epoch.epoch % apart == 0 or epoch.epoch in ends
-        if looked:
-            history.append(look(epoch))
-        progress.keep(epoch, history)
-        if looked:
-            yield history[-1]
+    with hurried:
+        if begun is None:
+            begun = Epoch(epoch=0, steps=0, seconds=spent())
+        history = [HistoryRow(**row) for row in rows] or [look(begun)]
+        yield from history
+        steps = passes.steps_per_epoch
+        for epoch in minimise(
+            module, anchors, loss, passes.steps, steps, loss.method, seed, on_event, begun, loss.ranks
+        ):
+            looked = epoch.epoch % apart == 0 or epoch.epoch in ends
+            if looked:
+                history.append(look(epoch))
+            progress.keep(epoch, history)
+            if looked:
+                yield history[-1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -194,7 +196,8 @@ def forget(
     if lean and method.settled_precision == "bf16":
         get_ready(unlearned.module)
     coming = Coming() if splits is None else Coming.of(len(splits.forget), method, place)
-    look = looking(unlearned, method, shape_of_one(unlearned, passes), place, lean, coming)
+    soon = threading.Event()
+    look = looking(unlearned, method, shape_of_one(unlearned, passes), place, lean, coming, soon)
     watched = watched_images(splits, method, seed) if gates or method.strength == "auto" else None
 
     before: list[float] = []  # the original's accuracy on these
@@ -204,7 +207,8 @@ def forget(
 
     def attempt(firm: FAMR) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
         """One whole run from the original weights."""
-        begin_anew(unlearned.module, original.module, ranks)
+        if asked:
+            begin_anew(unlearned.module, original.module, ranks)
         since = waited()
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
         a_step = None if splits is None else firm.images_in_a_step(len(splits.forget))
@@ -227,16 +231,25 @@ def forget(
             before.append(accuracy_now(loss, watched))
         begins_as = None if ranks.sharded else original.module
         anchors = anchors_for(loss, splits, anchor_images, sketch, seed, begins_as)
-        if not idle:
-            idle.append(look(loss, ahead))
+        soon.set()
+
+        @contextmanager
+        def hurried() -> Iterator[None]:
+            """Nothing is computed that nobody reads; asked for as late as may be, as it is found beside other work."""
+            if not idle:
+                idle.append(look(loss, ahead))
+            with idle[0].spared(unlearned.module), attention_for(loss.attention, firm.image_passes):
+                yield
 
         def spent() -> float:
             """Seconds that went into what makes the steps fast."""
-            return waited() - since + idle[0].seconds + (0.0 if loss.front is None else loss.front.seconds)
+            front = 0.0 if loss.front is None else loss.front.seconds
+            return waited() - since + front + sum(each.seconds for each in idle)
 
-        with idle[0].spared(unlearned.module), attention_for(loss.attention, firm.image_passes):
-            rows_of = followed(loss, ahead, anchors, seed, track_retain, rows, on_event, progress, spent, measuring)
-            history = tuple(rows_of)
+        rows_of = followed(
+            loss, ahead, anchors, seed, track_retain, rows, on_event, progress, hurried(), spent, measuring
+        )
+        history = tuple(rows_of)
         first, last = history[0], history[-1]
         outcome = Outcome(
             strength=firm.settled_strength,

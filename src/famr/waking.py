@@ -1,10 +1,10 @@
 """Speed on CUDA: libraries wake up while the images are still being read.
 
 The first gradient of a process takes a second: handles are made, plans are drawn up, kernels are loaded, most of it
-with no Python. Meanwhile a run has images to decode. So a copy of the network is asked beside that work what nobody
-reads of it (`unread`), which takes two passes of two images, and a run begins with what it found. Libraries have other
-kernels for as many images as are to come: the copy sees so many before, and takes a step with so many after, unless the
-run waits for the answer by then, as where its images were at hand.
+with no Python. Meanwhile a run has images to decode and to look at. So a copy of the network is asked beside that work
+what nobody reads of it (`unread`), which takes two passes of two images, and a run begins with what it found. Libraries
+have other kernels for as many images as are to come, and attention another plan, which is drawn up; then the copy takes
+a step with so many, and looks at so many, unless the run is about to do so, as where its images were at hand.
 
 Elsewhere, in later runs, and where a network was trained before, nothing has to wake: the network itself is asked, when
 a run needs to know, and behind a frozen front that is a part of it; on a GPU only for a long run, which gains by it.
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from famr.anchors import FisherAnchor, Held
-from famr.attention import Asked, planned
+from famr.attention import Asked, Layout, planned
 from famr.batches import SHARE, Batch, look_size
 from famr.devices import numbered, unplanned_attention
 from famr.errors import is_out_of_memory
@@ -100,9 +100,11 @@ def looking(
     place: torch.device,
     lean: bool,
     coming: Coming,
+    soon: Event,
 ) -> Looking:
     """Begin to look, where that can be done beside other work. `shape`: of one image as the network takes it.
 
+    `soon` is set where nothing but a last look at the images comes before the steps.
     The copy is made here, of a network that is on its device, and not where that may just be changed.
     """
     ask = partial(_asked, coming)
@@ -117,13 +119,11 @@ def looking(
         if not is_out_of_memory(error):
             raise
         return ask
-    wanted = Event()
-    return partial(_awaited, place, beside().submit(_woken, tried, method, shape, place, coming, wanted), wanted)
+    return partial(_awaited, place, beside().submit(_woken, tried, method, shape, place, coming, soon))
 
 
-def _awaited(place: torch.device, coming: Future[Unread], wanted: Event, _loss: ForgetLoss, _passes: Passes) -> Unread:
+def _awaited(place: torch.device, coming: Future[Unread], _loss: ForgetLoss, _passes: Passes) -> Unread:
     begun = time.perf_counter()
-    wanted.set()
     found = coming.result()
     if place.type == "cuda":
         _let_go_of_work_space()
@@ -156,26 +156,29 @@ def _asked(coming: Coming, loss: ForgetLoss, passes: Passes) -> Unread:
 
 
 def _woken(
-    tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device, coming: Coming, wanted: Event
+    tried: Classifier, method: FAMR, shape: tuple[int, ...], place: torch.device, coming: Coming, soon: Event
 ) -> Unread:
     """By a copy, and noise in the place of images; nothing where that fails, as where memory is scarce.
 
-    `wanted`: once somebody waits for it, who could take the step himself in that time.
+    What the run itself will do as quickly is left to it once it is to begin `soon`.
     """
     try:
         with torch.cuda.device(place) if place.type == "cuda" else nullcontext(), unplanned_attention():
             noise = torch.randn(SOME, *shape, generator=torch.Generator().manual_seed(0)).to(place)
             asking = ForgetLoss.without_target(tried, method, place, lean=True)
-            if _room(coming.looked_at, shape, place):
-                with suppress(RuntimeError), torch.no_grad():
-                    asking.logits(noise[:1].expand(coming.looked_at, *shape))
             with wakes(place) as attention:
                 found = unread(tried.module, asking.logits, noise, method.settled_precision)
-            if planned(attention.tokens // SOME, coming.passes):
-                _load_attention(place)
-            if not wanted.is_set() and _room(coming.images, shape, place):
+            room = _room(coming.images, shape, place)
+            passes = 2 if found.layers else 1  # with all tokens, and without those that nobody reads
+            tokens = attention.tokens // (passes * SOME)
+            if attention.layout is not None and planned(tokens, coming.passes):
+                _draw_plan(attention.layout, coming.images if room else 1, place)
+            if room and not soon.is_set():
                 with suppress(RuntimeError), found.spared(tried.module):
                     _rehearse(asking, noise[:1].expand(coming.images, *shape))
+            if not soon.is_set() and _room(coming.looked_at, shape, place):
+                with suppress(RuntimeError), torch.no_grad():
+                    asking.logits(noise[:1].expand(coming.looked_at, *shape))
             return found
     except Exception:  # of whatever kind: the run itself will tell what is wrong
         return Unread()
@@ -217,8 +220,12 @@ def _rehearse(asking: ForgetLoss, images: Tensor) -> None:
         torch.cuda.synchronize(images.device)
 
 
-def _load_attention(place: torch.device) -> None:
-    """Steps take attention from cuDNN, half a gigabyte of kernels that are read from the disk when one is wanted."""
-    some = torch.zeros(1, 1, 16, 64, dtype=torch.bfloat16, device=place)
-    with suppress(RuntimeError), torch.no_grad():  # a device that cuDNN has no attention for
-        torch.ops.aten._scaled_dot_product_cudnn_attention(some, some, some, None, True)
+def _draw_plan(asked: Layout, images: int, place: torch.device) -> None:
+    """Steps take attention from cuDNN: half a gigabyte of kernels is read from the disk, and a plan drawn up.
+
+    Each thread has plans of its own. That of the backward pass stays: one thread takes the gradients of all others.
+    """
+    some = asked.zeros(images, place).requires_grad_()
+    with suppress(RuntimeError), torch.enable_grad():  # a device or a precision that cuDNN has no attention for
+        said = torch.ops.aten._scaled_dot_product_cudnn_attention(some, some, some, None, True)[0]
+        torch.autograd.grad(said, some, torch.zeros_like(said))

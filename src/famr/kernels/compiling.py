@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from famr.kernels.toolchain import Launch, architecture, compiled, loaded
 
 PIECE = 8
 """Numbers that are read at once."""
 NEAR = 2**-7
 """How far a kernel may be from the library's answer in float32, as a share of it: what bf16 rounds away."""
 
-Block = tuple[int, int, int]
-Launch = Callable[[Block, Block, list[Any]], None]
-"""Called with a grid, a block and the arguments."""
 Key = tuple[type, int, torch.device]
 """What is wanted, for rows of which width, on which device."""
 
@@ -87,59 +83,11 @@ def near(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
     )
 
 
-def launches(name: str, **constants: int) -> tuple[Launch, Launch]:
+def launches(name: str, device: torch.device, **constants: int) -> tuple[Launch, Launch]:
     """The forward and the backward kernel of a source, with these constants set."""
-    from torch.cuda import _utils as toolchain  # what `torch.cuda._compile_kernel` is made of, which compiles for each
-
     text = "".join(f"#define {constant} {value}\n" for constant, value in constants.items()) + source(name)
-    with _without_headers():
-        binary, _ = toolchain._nvrtc_compile(text, "forward")
-    found: Any = toolchain._cuda_load_module(binary, ["forward", "backward"])
-    return Kernel(found["forward"]), Kernel(found["backward"])
-
-
-class Kernel:
-    """A kernel on its device. Torch would open the driver's library anew for each launch, a fifth of a millisecond."""
-
-    def __init__(self, loaded: Any) -> None:
-        self.loaded = loaded
-
-    def __call__(self, grid: Block, block: Block, given: list[Any]) -> None:
-        """Launch it on the current stream; integers are passed as int, other numbers as double."""
-        held = [_as_c(each) for each in given]
-        places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(each) for each in held))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        failed: int = _driver().cuLaunchKernel(self.loaded.func, *grid, *block, 0, stream, places, None)
-        if failed:
-            raise RuntimeError(f"CUDA error {failed} in the launch of a kernel")
-
-
-def _as_c(value: Tensor | int | float) -> Any:
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.c_int(value) if isinstance(value, int) else ctypes.c_double(value)
-
-
-@cache
-def _driver() -> Any:
-    """The library that torch launches kernels with."""
-    from torch.cuda import _utils as toolchain
-
-    return toolchain._get_gpu_runtime_library()
-
-
-@contextmanager
-def _without_headers() -> Iterator[None]:
-    """Torch gives up where CUDA's own headers are not installed, as on most machines; these sources include none."""
-    from torch.utils import cpp_extension
-
-    home = cpp_extension.CUDA_HOME
-    if home is None:
-        cpp_extension.CUDA_HOME = str(Path(torch.__file__).parent)
-    try:
-        yield
-    finally:
-        cpp_extension.CUDA_HOME = home
+    forward, backward = loaded(compiled(text, architecture(device)), "forward", "backward")
+    return forward, backward
 
 
 @cache

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.kernels.compiling import PIECE, Launch, launches, near
+from famr.kernels.compiling import PIECE, launches, near
+from famr.kernels.toolchain import Launch
 
 THREADS = 256
 NARROW = 128
@@ -24,7 +25,7 @@ class Gelu:
     @classmethod
     def compiled(cls, device: torch.device) -> Gelu:
         """For any size."""
-        return cls(*launches("gelu"), torch.cuda.get_device_properties(device).multi_processor_count)
+        return cls(*launches("gelu", device), torch.cuda.get_device_properties(device).multi_processor_count)
 
     def forward(self, x: Tensor) -> Tensor:
         """x·Φ(x)."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from famr.kernels.compiling import PIECE, Launch, launches, near
+from famr.kernels.compiling import PIECE, launches, near
+from famr.kernels.toolchain import Launch
 
 LANES = 32
 WARPS = 4
@@ -27,7 +28,7 @@ class LayerNorms:
     def compiled(cls, width: int, device: torch.device) -> LayerNorms:
         """For rows of this width."""
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return cls(*launches("layer_norm", WIDTH=width), processors)
+        return cls(*launches("layer_norm", device, WIDTH=width), processors)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """What `torch.native_layer_norm` gives: the result, and μ and 1/σ of each row."""
