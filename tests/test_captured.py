@@ -50,11 +50,6 @@ def test_a_short_run_is_not_captured(steps: int) -> None:
     assert plan([(64, 64)] * (steps - 1), plain=0) == []
 
 
-def test_what_pays_later_is_stepped_plainly_for_as_long() -> None:
-    seen = Counter({(64,): 1})
-    assert [worth_capturing(seen, (64,), left, worth=10) for left in (9, 10)] == [False, True]
-
-
 class FakePool:
     """Memory that must not go before what was taken from it, and that one capture at a time may use."""
 
@@ -182,14 +177,31 @@ def test_as_many_steps_are_plain_as_a_network_needs_to_settle(in_the_pool: list[
     assert torch.equal(replayed, plain)
 
 
-@pytest.mark.parametrize(("worth", "plain_steps"), [(11, 1), (12, 12)])
-def test_what_does_not_pay_in_the_steps_that_are_left_is_never_captured(
-    in_the_pool: list[bool], worth: int, plain_steps: int
+@pytest.mark.parametrize("plain", [1, 2])
+@pytest.mark.parametrize("behind", [False, True])
+def test_the_next_step_may_be_captured_while_the_device_is_at_the_last_plain_one(
+    in_the_pool: list[bool], plain: int, behind: bool
 ) -> None:
-    taken = Captured(walk(torch.ones(3)), torch.device("cpu"), worth=worth)
+    """Which changes no step."""
+    usual, replayed = torch.ones(3), torch.ones(3)
+    step, taken = walk(usual), Captured(walk(replayed), torch.device("cpu"), plain, behind)
     for place, batch in enumerate(batches(12)):
-        taken(batch, (4,), left=12 - place)
-    assert in_the_pool == [True] * plain_steps
+        loss = step(*batch)
+        assert torch.equal(taken(batch, (4,), left=12 - place), loss)
+        assert torch.equal(replayed, usual)
+        assert ((4,) in taken._graphs) is (place + 1 >= plain + (not behind))
+    assert in_the_pool == [True] * plain
+
+
+@pytest.mark.parametrize(("steps", "captured"), [(WORTH + 1, False), (WORTH + 2, True)])
+def test_none_is_captured_behind_the_last_plain_step_where_too_few_are_left(
+    in_the_pool: list[bool], steps: int, captured: bool
+) -> None:
+    taken = Captured(walk(torch.ones(3)), torch.device("cpu"), plain=2, behind=True)
+    for place, batch in enumerate(batches(steps)):
+        taken(batch, (4,), left=steps - place)
+    assert bool(taken._graphs) is captured
+    assert in_the_pool == [True] * (2 if captured else steps)
 
 
 @pytest.mark.filterwarnings("error")

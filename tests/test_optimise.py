@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from conftest import alg1
 from famr import anchored_step, optimise, scarce, waking
 from famr.anchors import Held, KFACAnchor
 from famr.batches import order
-from famr.captured import worth_capturing
 from famr.errors import NumericsError, RequestError
 from famr.forget_loss import ForgetLoss
 from famr.natural import natural_step
@@ -179,26 +177,12 @@ def test_the_first_step_is_captured_where_nothing_is_made_in_it_alone(
 ) -> None:
     there = torch.device("cuda", 1)
     monkeypatch.setattr(waking, "_AWAKE", {there} if awake else {torch.device("cuda", 0)})
-    monkeypatch.setattr(optimise, "Captured", lambda *_given, plain, **_worth: plain)
+    monkeypatch.setattr(optimise, "Captured", lambda _step, _device, plain, behind=False: (plain, behind))
     method = famr.FAMR(optimiser=optimiser, batch_size=250)  # type: ignore[arg-type]
     small, large = 5_500_000, 303_000_000  # a ViT-Ti and a ViT-L, which keeps a GPU busy while Python captures
-    assert optimise.capturing(torch.zeros, there, method, small) == (plain if awake else 1)
-    assert optimise.capturing(torch.zeros, there, method, large) == 1
+    assert optimise.capturing(torch.zeros, there, method, small) == (plain if awake else 1, False)
+    assert optimise.capturing(torch.zeros, there, method, large) == (2, True)
     assert optimise.capturing(torch.zeros, torch.device("cpu"), method, small) is None
-
-
-def test_a_capture_has_to_pay_for_longer_the_less_a_device_waits_for_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 20 steps with 250 images those of a ViT-Ti and a ViT-B are captured, those of a ViT-L are not; of 100 all."""
-    monkeypatch.setattr(waking, "_AWAKE", set())
-    monkeypatch.setattr(optimise, "Captured", lambda *_given, worth, **_plain: worth)
-    method, there = famr.FAMR(batch_size=250), torch.device("cuda", 1)
-    worth = [
-        optimise.capturing(torch.zeros, there, method, weights) for weights in (5_500_000, 86_000_000, 303_000_000)
-    ]
-    assert worth == [3, 10, 37]
-    first = Counter({(250,): 1})
-    for steps, pays in ((20, [True, True, False]), (100, [True, True, True])):
-        assert [worth_capturing(first, (250,), steps - 1, each) for each in worth] == pays
 
 
 NATURAL = {"optimiser": "natural", "strength": 1e4, "epochs": 3, "batch_size": 32, "temperature": 0.5}

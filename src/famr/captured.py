@@ -4,6 +4,7 @@ A small network at a usual batch size keeps a GPU waiting for Python most of the
 arithmetic with the same kernels, reading its images from fixed places that are filled anew for each step. A batch of
 another size is captured on its own; all of a size that will not come often enough are stepped plainly, and so is the
 first of each size, unless libraries are awake and a step keeps nothing for the next: then the first is captured too.
+Where plain steps keep the device busy for longer than Python, one is captured behind them, before they are done.
 
 Plain and captured steps take their memory from one pool: what a plain step left unused is what the graph needs.
 
@@ -30,8 +31,7 @@ Step = Callable[..., Tensor]
 """One step on what it is given, as tensors, in place; its loss."""
 
 WORTH = 3
-"""From so many steps on a capture pays for itself, where the device waits for Python in a plain one: it takes as long
-as one or two of them save."""
+"""From so many steps on a capture pays for itself: it takes as long as one or two plain steps save."""
 
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -59,8 +59,8 @@ def aside(device: torch.device) -> Iterator[None]:
         here.wait_stream(there)
 
 
-def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left: int, worth: int = WORTH) -> bool:
-    """Whether so many batches of these sizes will come in the steps that are left, going by those that came before.
+def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left: int) -> bool:
+    """Whether batches of these sizes will come often in the steps that are left, going by those that came before.
 
     Of the very first it is taken for granted that the others will be like it.
 
@@ -69,7 +69,7 @@ def worth_capturing(seen: Counter[tuple[int, ...]], sizes: tuple[int, ...], left
     (True, False, False)
     """
     alike, every = (seen[sizes], seen.total()) if seen else (1, 1)
-    return alike * left >= worth * every
+    return alike * left >= WORTH * every
 
 
 def own_pool() -> torch.cuda.MemPool | None:
@@ -114,12 +114,12 @@ class Graph:
 class Captured:
     """A step that is replayed."""
 
-    def __init__(self, step: Step, device: torch.device, plain: int = 1, worth: int = WORTH) -> None:
+    def __init__(self, step: Step, device: torch.device, plain: int = 1, behind: bool = False) -> None:
         """`plain`: steps of each size that are taken plainly first; none where nothing is made in the first alone.
 
-        `worth`: steps from which on a capture pays.
+        `behind`: capture while the device is still at the last of these, and not when the next is to be taken.
         """
-        self._step, self._device, self._plain, self._worth = step, device, plain, worth
+        self._step, self._device, self._plain, self._behind = step, device, plain, behind
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._graphs: dict[tuple[int, ...], Graph | None] = {}
         self._pool = own_pool()
@@ -127,19 +127,25 @@ class Captured:
     def __call__(self, given: Sequence[Tensor], sizes: tuple[int, ...], left: int) -> Tensor:
         """Take the step. `sizes`: of what it is given and of all else that it reads. `left`: steps still to come."""
         with aside(self._device):
-            before = self._seen[sizes]
-            due = before >= self._plain and sizes not in self._graphs
-            if due and worth_capturing(self._seen, sizes, left, self._worth):
-                graph = self._captured(given, last=before > 0)
-                if graph is not None or before:  # else it may work after a plain step
-                    self._graphs[sizes] = graph
+            self._capture(given, sizes, left)
             self._seen[sizes] += 1
             found = self._graphs.get(sizes)
             if found is not None:
                 return found.replay(given)
             with nullcontext() if self._pool is None else torch.cuda.use_mem_pool(self._pool):
                 loss = self._step(*given)
-            return loss.clone()  # outside of the pool: what is free there a graph may write on, whoever got it since
+            said = loss.clone()  # outside of the pool: what is free there a graph may write on, whoever got it since
+            if self._behind:
+                self._capture(given, sizes, left - 1)
+            return said
+
+    def _capture(self, given: Sequence[Tensor], sizes: tuple[int, ...], left: int) -> None:
+        """The next step, where it is due and pays; `left` with it."""
+        before = self._seen[sizes]
+        if before >= self._plain and sizes not in self._graphs and worth_capturing(self._seen, sizes, left):
+            graph = self._captured(given, last=before > 0)
+            if graph is not None or before:  # else it may work after a plain step
+                self._graphs[sizes] = graph
 
     def _captured(self, given: Sequence[Tensor], last: bool) -> Graph | None:
         """The step as a graph; None where it cannot be captured, of which a last attempt warns.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from famr.anchored_step import anchored_step, held_plainly
 from famr.anchors import FunctionAnchor, Held
 from famr.batches import Batch, Batches
-from famr.captured import WORTH, Captured
+from famr.captured import Captured
 from famr.errors import RequestError
 from famr.finite import require_finite
 from famr.method import FAMR
@@ -39,9 +39,6 @@ ADAM = (0.9, 0.99)
 BUSY = 10_000_000_000
 """Weights times images of a step, from which on a GPU works on a step for longer than Python: on an H200 a ViT-Ti with
 250 images stays below it and waits for Python, a ViT-L does not, and a ViT-B is about as quick either way."""
-SAVED = 2_000_000_000
-"""The same, for each step that it takes until a capture pays: the busier a device, the less it waits for Python. On an
-H200 a capture takes a ViT-B 0.05 s and saves 0.004 of each step, a ViT-L 0.1 s and 0.003."""
 
 ForgetLoss = Callable[[Batch], Tensor]
 """L_forget of one batch, with a graph [FAMR, Eq. (5)]."""
@@ -152,16 +149,18 @@ def minimise(
 
 
 def capturing(step: Callable[..., Tensor], device: torch.device, method: FAMR, weights: int) -> Captured | None:
-    """On CUDA, the steps as they are captured and replayed, if that pays; `weights` are those that may change.
+    """On CUDA, the steps as they are captured and replayed; `weights` are those that may change.
 
     The first one too, where libraries are awake and nothing is made in it alone, as Adam makes its averages; but not
-    where the device has so much to do in a plain step that the next can be captured meanwhile.
+    where the device has so much to do in plain steps that one can be captured meanwhile: behind the second, as Python
+    is slow in the first of a process.
     """
     if device.type != "cuda":
         return None
-    work = weights * method.batch_size
-    at_once = awake(device) and method.optimiser in ("sgd", "natural") and work < BUSY
-    return Captured(step, device, plain=0 if at_once else 1, worth=max(WORTH, work // SAVED))
+    if weights * method.batch_size >= BUSY:
+        return Captured(step, device, plain=2, behind=True)
+    at_once = awake(device) and method.optimiser in ("sgd", "natural")
+    return Captured(step, device, plain=0 if at_once else 1)
 
 
 def backward(loss: ForgetLoss, batch: Batch, parts: int, method: FAMR, parameters: Sequence[nn.Parameter]) -> Tensor:
