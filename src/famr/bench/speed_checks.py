@@ -115,7 +115,7 @@ def _fresh(content: Mapping[str, Any]) -> Iterator[Check]:
             took = each["result"]["median"]
             yield Check(
                 f"{each['model']}: the first call of a fresh process takes at most {allowed:g} s",
-                f"{took:.3g} s",
+                f"{took:.3f} s",
                 took <= allowed,
             )
 
