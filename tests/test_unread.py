@@ -209,6 +209,14 @@ def test_a_run_forgets_as_without_it(
     assert not any(part._forward_pre_hooks for part in spared.module.modules())
 
 
+def test_what_a_run_waited_for_is_counted_with_its_steps(
+    original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unlearning, "looking", lambda *_given: lambda *_asked: Unread(seconds=1000.0))
+    found = famr.forget(original, without_three, famr.FAMR(epochs=1, strength=1.0), seed=0, device="cpu")
+    assert [1000 < row.seconds < 1100 for row in found.history] == [True, True]
+
+
 def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three: famr.Splits) -> None:
     from famr.forget_loss import ForgetLoss, forget_loss
     from famr.setting import passes_of
