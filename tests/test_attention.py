@@ -270,11 +270,28 @@ def test_a_plan_is_for_queries_that_lie_as_those_of_a_step(
     monkeypatch.setattr(F, "scaled_dot_product_attention", attends)
     network(torch.zeros(7, 3, 16, 16))
     assert asked.layout is not None
-    found = asked.layout.zeros(7, CPU)
+    found = asked.layout.zeros(7 / 2, CPU)
     assert len(queries) == BLOCKS
     for query in queries:
         assert (found.shape, found.stride(), found.dtype) == (query.shape, query.stride(), query.dtype)
     assert not found.any()
+
+
+def test_windows_are_as_many_as_the_images_have() -> None:
+    """An image is seen in four windows here."""
+    windows = torch.zeros(2 * 4, 3, 5, 8)
+    with Asked() as asked:
+        F.scaled_dot_product_attention(windows, windows, windows)
+    assert asked.layout is not None
+    assert asked.layout.zeros(7 / 2, CPU).shape == (7 * 4, 3, 5, 8)
+
+
+def test_attention_may_be_asked_about_one_image_that_is_in_no_batch() -> None:
+    with Asked() as asked:
+        nn.MultiheadAttention(8, 2)(*3 * [torch.zeros(5, 8)], need_weights=False)
+    assert asked.tokens == 2 * 5
+    assert asked.layout is not None
+    assert asked.layout.shape == (1, 2, 5, 4)
 
 
 def test_the_plan_is_for_the_attention_that_is_asked_most() -> None:

@@ -24,15 +24,15 @@ and saves about a nanosecond of each, forwards and backwards (`benchmarks/attent
 
 
 class Layout(NamedTuple):
-    """How queries lie in memory: (images, heads, tokens, features). A plan is for one layout and number of images."""
+    """How queries lie in memory: (images or windows of them, heads, tokens, features). A plan is for one layout."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
 
-    def zeros(self, images: int, place: torch.device) -> Tensor:
-        """Queries of so many images that lie alike."""
-        sizes = (images, *self.shape[1:])
+    def zeros(self, times: float, place: torch.device) -> Tensor:
+        """Queries of so many times as many images that lie alike."""
+        sizes = (round(self.shape[0] * times), *self.shape[1:])
         if self.strides[0] == max(self.strides):  # one image after the other
             return torch.empty_strided(sizes, self.strides, dtype=self.dtype, device=place).zero_()
         inwards = sorted(range(len(sizes)), key=lambda side: -self.strides[side])
@@ -56,8 +56,8 @@ class Asked(TorchFunctionMode):
             query = args[0] if args else named["query"]  # (images, heads, tokens, features)
             self._count(Layout(tuple(query.shape), query.stride(), query.dtype))
         elif func is F.multi_head_attention_forward:
-            (tokens, images, features), heads = args[0].shape, args[4]
-            each = features // heads
+            (tokens, *images, features), heads = args[0].shape, args[4]
+            images, each = math.prod(images), features // heads
             strides = (features, each, images * features, 1)
             self._count(Layout((images, heads, tokens, each), strides, args[0].dtype))
         return func(*args, **named)

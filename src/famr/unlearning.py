@@ -207,7 +207,7 @@ def forget(
 
     def attempt(firm: FAMR) -> tuple[Outcome, tuple[HistoryRow, ...], FAMR]:
         """One whole run from the original weights."""
-        if asked:
+        if asked:  # the first has them
             begin_anew(unlearned.module, original.module, ranks)
         since = waited()
         editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)

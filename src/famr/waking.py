@@ -223,9 +223,11 @@ def _rehearse(asking: ForgetLoss, images: Tensor) -> None:
 def _draw_plan(asked: Layout, images: int, place: torch.device) -> None:
     """Steps take attention from cuDNN: half a gigabyte of kernels is read from the disk, and a plan drawn up.
 
+    `asked`: how queries lay when it was asked about `SOME` images.
+
     Each thread has plans of its own. That of the backward pass stays: one thread takes the gradients of all others.
     """
-    some = asked.zeros(images, place).requires_grad_()
     with suppress(RuntimeError), torch.enable_grad():  # a device or a precision that cuDNN has no attention for
+        some = asked.zeros(images / SOME, place).requires_grad_()
         said = torch.ops.aten._scaled_dot_product_cudnn_attention(some, some, some, None, True)[0]
         torch.autograd.grad(said, some, torch.zeros_like(said))

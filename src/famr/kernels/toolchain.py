@@ -30,13 +30,13 @@ class Kernel:
         _require(_driver().cuLaunchKernel(self._function, *grid, *block, 0, stream, places, None), "launch")
 
 
-def compiled(text: str, architecture: str) -> bytes:
+def compiled(text: str, kind: str) -> bytes:
     """A CUDA source without headers, as what a device of that kind (`sm_90`) runs."""
     compiler, program = _compiler(), ctypes.c_void_p()
     made = compiler.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"famr.cu", 0, None, None)
     _require(made, "read")
     try:
-        options = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())
+        options = (ctypes.c_char_p * 1)(f"--gpu-architecture={kind}".encode())
         if compiler.nvrtcCompileProgram(program, 1, options):
             raise RuntimeError(_taken(compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog, program).decode())
         return _taken(compiler.nvrtcGetCUBINSize, compiler.nvrtcGetCUBIN, program)
