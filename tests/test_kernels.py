@@ -10,7 +10,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -378,41 +378,55 @@ def test_a_network_uses_it_where_there_are_gradients_in_half() -> None:
     torch.testing.assert_close(x.grad, torch.ops.aten.gelu_backward(slope, x.detach()), rtol=2e-2, atol=1e-2)
 
 
-needs_the_compiler = pytest.mark.skipif(torch.version.cuda is None, reason="torch was built without CUDA")
+def by_a_torch_with_cuda() -> AbstractContextManager[object]:
+    """One that was built without has no compiler, which has to be an error."""
+    return nullcontext() if torch.version.cuda is not None else pytest.raises(OSError, match="nvrtc")
 
 
-@needs_the_compiler
 @pytest.mark.parametrize(("name", "width"), [("gelu", None), *(("layer_norm", width) for width in (192, 768, WIDEST))])
 def test_the_kernels_compile(name: str, width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a GPU that need not be there."""
     loaded: list[bytes] = []
     monkeypatch.setattr(compiling, "architecture", {CPU: "sm_90"}.get)
     monkeypatch.setattr(compiling, "loaded", lambda binary, *names: loaded.append(binary) or names)
-    found = compiling.launches(name, CPU, **({} if width is None else {"WIDTH": width}))
-    assert found == ("forward", "backward")
-    (binary,) = loaded  # compiled once
-    assert binary.startswith(b"\x7fELF")
-    assert b".text.forward\0" in binary
-    assert b".text.backward\0" in binary
+    with by_a_torch_with_cuda():
+        found = compiling.launches(name, CPU, **({} if width is None else {"WIDTH": width}))
+        assert found == ("forward", "backward")
+        (binary,) = loaded  # compiled once
+        assert binary.startswith(b"\x7fELF")
+        assert b".text.forward\0" in binary
+        assert b".text.backward\0" in binary
+
+
+def test_a_torch_without_cuda_leaves_everything_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(toolchain, "_compiler", toolchain._compiler.__wrapped__)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(compiling, "architecture", {CPU: "sm_90"}.get)
+    with pytest.raises(OSError, match="nvrtc"):
+        compiling.launches("gelu", CPU)
+    get_ready(nn.LayerNorm(64))
+    assert ready(LayerNorms, 64, [in_half(2, 64)]) is None
+    assert compiling.in_use() == []
 
 
 def test_compiling_loads_nothing_of_torch_that_takes_long() -> None:
     """A fresh process would wait for it: `torch.cuda._compile_kernel` needs a third of a second for its imports."""
     code = """
-        import sys, torch
+        import contextlib, sys, torch
         from famr.kernels import compiling
         compiling.architecture, compiling.loaded = lambda device: "sm_90", lambda *given: given[1:]
-        if torch.version.cuda is not None:
+        with contextlib.suppress(OSError) if torch.version.cuda is None else contextlib.nullcontext():
             compiling.launches("gelu", torch.device("cpu"))
         assert "torch.utils.cpp_extension" not in sys.modules
         """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=100)
 
 
-@needs_the_compiler
 @pytest.mark.parametrize(("text", "kind", "why"), [("nonsense", "sm_90", "error: "), ("", "sm_1", "invalid value")])
 def test_what_does_not_compile_is_an_error_that_says_why(text: str, kind: str, why: str) -> None:
-    with pytest.raises(RuntimeError, match=why):
+    with by_a_torch_with_cuda(), pytest.raises(RuntimeError, match=why):
         toolchain.compiled(text, kind)
 
 
