@@ -30,6 +30,11 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def tokens(self) -> int:
+        """For each head and image."""
+        return math.prod(self.shape[:-1])
+
     def zeros(self, times: float, place: torch.device) -> Tensor:
         """Queries of so many times as many images that lie alike."""
         sizes = (round(self.shape[0] * times), *self.shape[1:])
@@ -44,7 +49,6 @@ class Asked(TorchFunctionMode):
     """Counts the tokens that attention is asked for, for each head and image; knows how most of them lay."""
 
     tokens = 0
-    most = 0
     layout: Layout | None = None
 
     def __torch_function__(
@@ -63,10 +67,9 @@ class Asked(TorchFunctionMode):
         return func(*args, **named)
 
     def _count(self, asked: Layout) -> None:
-        tokens = math.prod(asked.shape[:-1])
-        self.tokens += tokens
-        if tokens > self.most:
-            self.most, self.layout = tokens, asked
+        self.tokens += asked.tokens
+        if self.layout is None or asked.tokens > self.layout.tokens:
+            self.layout = asked
 
 
 def planned(tokens: int | None, passes: int) -> bool:

@@ -218,8 +218,8 @@ def _fresh(records: list[dict[str, Any]]) -> tuple[Block, ...]:
     rows = []
     for each in records:
         found = each["result"]
-        calls, waits = (", ".join(f"{value:.3g}" for value in found[name]) for name in ("calls", "waits"))
-        rows.append((each["model"], f"{found['median']:.3g}", calls, waits, f"{found['whole_call']:.3g}"))
+        calls, waits = (", ".join(f"{value:.3f}" for value in found[name]) for name in ("calls", "waits"))
+        rows.append((each["model"], f"{found['median']:.3f}", calls, waits, f"{found['whole_call']:.3g}"))
     return (
         Table(
             "Seconds of all steps by our loop in the first call of a process of its own, in which nothing was trained "
