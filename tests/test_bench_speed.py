@@ -557,7 +557,7 @@ def test_the_page_shows_names_as_text_and_the_figure_every_panel(tmp_path: Path)
     assert page.startswith("# Speed: h200\n\nMade from `speed-h200.json`")
     assert "<script>" not in page
     assert "\u202e" not in page
-    assert "| 0.5 | 0.4, 0.5, 0.6 | 0.1, 0.1, 0.2 | 2 |" in page
+    assert "| 0.500 | 0.400, 0.500, 0.600 | 0.100, 0.100, 0.200 | 2 |" in page
     draw_if_any(hostile, tmp_path / "speed.png")
     with Image.open(tmp_path / "speed.png") as figure:
         assert figure.height > 1000  # two rows of panels
