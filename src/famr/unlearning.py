@@ -42,7 +42,7 @@ from famr.sketch import Sketch
 from famr.splits import Earlier, Splits
 from famr.strength import Outcome, predicted_drift, require_outcome, seek_strength
 from famr.unread import Unread
-from famr.waking import Coming, looking
+from famr.waking import FEW, Coming, looking
 from famr.watch import accuracy_now, watched_images
 
 
@@ -233,12 +233,16 @@ def forget(
         anchors = anchors_for(loss, splits, anchor_images, sketch, seed, begins_as)
         soon.set()
 
-        @contextmanager
-        def hurried() -> Iterator[None]:
-            """Nothing is computed that nobody reads; asked for as late as may be, as it is found beside other work."""
+        def unread() -> Unread:
+            """What nobody reads; asked for as late as memory allows, as it is found beside other work."""
             if not idle:
                 idle.append(look(loss, ahead))
-            with idle[0].spared(unlearned.module), attention_for(loss.attention, firm.image_passes):
+            return idle[0]
+
+        @contextmanager
+        def hurried() -> Iterator[None]:
+            """Nothing is computed that nobody reads."""
+            with unread().spared(unlearned.module), attention_for(loss.attention, firm.image_passes):
                 yield
 
         def spent() -> float:
@@ -246,6 +250,8 @@ def forget(
             front = 0.0 if loss.front is None else loss.front.seconds
             return waited() - since + front + sum(each.seconds for each in idle)
 
+        if coming.images < FEW:
+            unread()
         rows_of = followed(
             loss, ahead, anchors, seed, track_retain, rows, on_event, progress, hurried(), spent, measuring
         )
