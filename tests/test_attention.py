@@ -203,18 +203,22 @@ def test_no_step_is_rehearsed_once_a_run_is_about_to_take_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "last"), [(waking.FEW, ["forgotten", "asks"]), (waking.FEW - 1, ["asks", "forgotten"])]
+    ("images", "first"),
+    [
+        (waking.FEW, ["anchors, not yet", "forgotten, soon", "asks, soon"]),
+        (waking.FEW - 1, ["asks, soon", "anchors, soon", "forgotten, soon"]),
+    ],
 )
 def test_a_run_says_when_nothing_but_a_last_look_comes_before_its_steps(
     images: int,
-    last: list[str],
+    first: list[str],
     original: famr.Classifier,
     without_three: famr.Splits,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It looks at its forget images while what nobody reads is being found, and asks for that last.
 
-    With few images a step it waits first: both at once would take more memory than steps do.
+    With few images a step it waits for that first: all at once would take more memory than steps do.
     """
     came: list[str] = []
 
@@ -236,7 +240,7 @@ def test_a_run_says_when_nothing_but_a_last_look_comes_before_its_steps(
     monkeypatch.setattr(unlearning, "looking", beside)
     method = replace(famr.FAMR.paper(), epochs=1, precision="fp32", batch_size=images)
     famr.forget(original, without_three, method, device="cpu")
-    assert came[:3] == ["anchors, not yet", *(f"{each}, soon" for each in last)]
+    assert came[:3] == first
     assert sum(each.startswith("asks") for each in came) == 1
 
 

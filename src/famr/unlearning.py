@@ -229,15 +229,19 @@ def forget(
         """The same, once it is known what the network is to answer."""
         if watched is not None and not before:
             before.append(accuracy_now(loss, watched))
-        begins_as = None if ranks.sharded else original.module
-        anchors = anchors_for(loss, splits, anchor_images, sketch, seed, begins_as)
-        soon.set()
 
         def unread() -> Unread:
             """What nobody reads; asked for as late as memory allows, as it is found beside other work."""
+            soon.set()
             if not idle:
                 idle.append(look(loss, ahead))
             return idle[0]
+
+        if coming.images < FEW:
+            unread()
+        begins_as = None if ranks.sharded else original.module
+        anchors = anchors_for(loss, splits, anchor_images, sketch, seed, begins_as)
+        soon.set()
 
         @contextmanager
         def hurried() -> Iterator[None]:
@@ -250,8 +254,6 @@ def forget(
             front = 0.0 if loss.front is None else loss.front.seconds
             return waited() - since + front + sum(each.seconds for each in idle)
 
-        if coming.images < FEW:
-            unread()
         rows_of = followed(
             loss, ahead, anchors, seed, track_retain, rows, on_event, progress, hurried(), spent, measuring
         )

@@ -48,8 +48,8 @@ REHEARSED = 2
 """Blocks, the last ones, of which a copy takes gradients; what nobody reads is in the last one."""
 
 FEW = 16
-"""Images of a step, below which libraries that wake take more memory than the step will: the run waits for them, and
-then looks at its images."""
+"""Images of a step, below which libraries that wake take more memory than the step will: a run waits for them before
+it copies weights for its anchors, and looks at its images."""
 
 EACH = 32
 """Bytes that are set aside for each byte of images: a ViT-L has about 25 of them in the tensors of two blocks."""
