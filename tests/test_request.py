@@ -260,6 +260,7 @@ def test_a_request_describes_itself_in_a_few_words():
     described = [request.describe() for request in EVERY_KIND]
     assert described == ["class dog", "classes rose, Cat", "3 samples", "concept style=photo", "style style=oil"]
     assert Request().describe() == "the given images"
+    assert Request(samples=("a",)).describe() == "1 sample"
     kinds = [request.kind for request in [*EVERY_KIND, Request()]]
     assert kinds == ["class", "class", "samples", "concept", "style", "images"]
 

@@ -70,7 +70,7 @@ class Request:
         if self.classes:
             return f"class {self.classes[0]}" if len(self.classes) == 1 else f"classes {', '.join(self.classes)}"
         if self.samples:
-            return f"{len(self.samples)} samples"
+            return so_many_samples(len(self.samples))
         pair = self.concept or self.style
         return f"{self.kind} {pair[0]}={pair[1]}" if pair else "the given images"
 
@@ -125,3 +125,12 @@ def read_samples(path: Path) -> list[str]:
     if not names:
         raise RequestError("The file names no samples.", where=str(path), fix="Put one id, index or path a line.")
     return names
+
+
+def so_many_samples(count: int) -> str:
+    """For people.
+
+    >>> so_many_samples(1), so_many_samples(2)
+    ('1 sample', '2 samples')
+    """
+    return f"{count} sample" if count == 1 else f"{count} samples"

@@ -15,7 +15,7 @@ from famr.evidence.dsse import opened
 from famr.evidence.keys import fingerprint
 from famr.evidence.ledger import Ledger, check_anchor, read_ledger
 from famr.evidence.statement import ENVELOPE, PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, as_shown, files_of
-from famr.request import Request
+from famr.request import Request, so_many_samples
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -88,7 +88,7 @@ def request_of(predicate: Mapping[str, Any]) -> str:
     """What was asked for, in a few words."""
     request = predicate["request"]
     if request["kind"] == "samples":
-        return f"{request['samples']} samples"
+        return so_many_samples(request["samples"])
     return Request.from_json(request).describe()
 
 
