@@ -244,9 +244,21 @@ def test_a_run_says_when_nothing_but_a_last_look_comes_before_its_steps(
     assert sum(each.startswith("asks") for each in came) == 1
 
 
-def test_where_sizes_are_not_known_nothing_is_rehearsed() -> None:
-    _, seen = woken(timm_vit(), Coming())
-    assert max(images for images, _ in seen) == waking.SOME
+def test_what_is_to_come_is_known_of_somebodys_batches(
+    original: famr.Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[Coming] = []
+
+    def beside(*given: Any) -> Looking:
+        known.append(given[-2])
+        return lambda *_: Unread()
+
+    monkeypatch.setattr(unlearning, "looking", beside)
+    method = replace(famr.FAMR.paper(), epochs=2)
+    batches = [(torch.rand(size, 3, 12, 12), torch.zeros(size, dtype=torch.long)) for size in (3, 5)]
+    famr.forget(original, forget=batches, method=method, device="cpu")
+    assert known == [Coming(looked_at=5, images=5, passes=2 * 8)]
+    assert Coming.of_batches([3, 5], replace(method, function_strength=1.0)) == (5, 10, 2 * 2 * 8)
 
 
 A_PASS = BLOCKS * HEADS * TOKENS

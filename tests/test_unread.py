@@ -217,6 +217,9 @@ def test_what_a_run_waited_for_is_counted_with_its_steps(
     assert [1000 < row.seconds < 1100 for row in found.history] == [True, True]
 
 
+FEW_IMAGES = Coming(looked_at=9, images=9, passes=9)
+
+
 def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three: famr.Splits) -> None:
     from famr.forget_loss import ForgetLoss, forget_loss
     from famr.setting import passes_of
@@ -227,7 +230,7 @@ def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three
         method = replace(method, precision="fp32")
         passes = passes_of(original, without_three, None, None, method, place)
         with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
-            look = looking(original, method, (3, 12, 12), place, style, Coming(), Event())
+            look = looking(original, method, (3, 12, 12), place, style, FEW_IMAGES, Event())
             assert len(look(loss, passes).layers) == layers  # not even where it is done beside
 
 
@@ -255,13 +258,12 @@ def test_a_copy_that_is_asked_beside_finds_the_same(
     assert shape == (3, 12, 12)
     with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
         here, beside = (
-            looking(original, method, shape, place, lean, Coming(9, 9, 9), Event())(loss, passes)
-            for lean in (False, True)
+            looking(original, method, shape, place, lean, FEW_IMAGES, Event())(loss, passes) for lean in (False, True)
         )
         assert len(here.layers) == 3
         assert beside.layers == here.layers
         asleep.clear()
-        nothing = looking(original, method, (3, 5, 5), place, True, Coming(), Event())(
+        nothing = looking(original, method, (3, 5, 5), place, True, FEW_IMAGES, Event())(
             loss, passes
         )  # it cannot take such images
         assert nothing.layers == ()
@@ -281,7 +283,7 @@ def test_only_networks_with_attention_have_its_kernels_loaded(network: nn.Module
 
 @pytest.mark.parametrize(
     ("kind", "passes", "asked"),
-    [("cuda", 5000, False), ("cuda", waking.PAYS, True), ("cuda", 0, True), ("cpu", 5000, True)],
+    [("cuda", 5000, False), ("cuda", waking.PAYS, True), ("cpu", 5000, True)],
 )
 def test_a_network_on_a_gpu_is_asked_where_a_run_is_long_enough_to_gain(
     kind: str, passes: int, asked: bool, monkeypatch: pytest.MonkeyPatch
@@ -290,7 +292,7 @@ def test_a_network_on_a_gpu_is_asked_where_a_run_is_long_enough_to_gain(
     model, how = SimpleNamespace(module=timm_vit()), SimpleNamespace(settled_precision="fp32")
     loss = SimpleNamespace(tap=None, ranks=ALONE, device=torch.device(kind), model=model, logits=None, method=how)
     images = SimpleNamespace(forget=lambda _seed: [SimpleNamespace(images=torch.zeros(3, 1))])
-    found = waking._asked(Coming(passes=passes), loss, images)  # type: ignore[arg-type]
+    found = waking._asked(Coming(9, 9, passes), loss, images)  # type: ignore[arg-type]
     assert bool(found.layers) is asked
 
 
@@ -303,7 +305,7 @@ def test_a_copy_is_small_and_has_gradients_where_it_needs_them(
     monkeypatch.setattr(waking, "_woken", lambda tried, *_: copies.append(tried.module) or Unread())
     before = original.digest()
     method = famr.FAMR(precision="bf16")
-    look = looking(original, method, (3, 12, 12), torch.device("cpu"), True, Coming(), Event())
+    look = looking(original, method, (3, 12, 12), torch.device("cpu"), True, FEW_IMAGES, Event())
     look(None, None)  # type: ignore[arg-type]
     (copy,) = copies
     kinds = {name: (weight.dtype, weight.requires_grad) for name, weight in copy.named_parameters()}
@@ -372,7 +374,7 @@ def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
     monkeypatch.setattr(waking, "unplanned_attention", lambda: unplanned.append(1) or nullcontext())
     passes = passes_of(original, without_three, None, None, method, place)
     with forget_loss(ForgetLoss.without_target(original, method, place), passes) as loss:
-        given = (original, method, (3, 12, 12), place, True, Coming(), Event())
+        given = (original, method, (3, 12, 12), place, True, FEW_IMAGES, Event())
         found = [looking(*given)(loss, passes) for _ in range(3)]
     assert len(copies) == 1
     assert len(unplanned) == 3  # a plan of attention for two images would serve nobody
@@ -384,5 +386,5 @@ def test_a_network_without_attention_leaves_it_asleep(asleep: set[torch.device])
     place = torch.device("cpu")
     for network, awake in ((timm.create_model("resnet10t", num_classes=5), set()), (timm_vit(), {place})):
         method = replace(famr.FAMR(), precision="fp32")
-        waking._woken(famr.Classifier(network), method, (3, 16, 16), place, Coming(), Event())
+        waking._woken(famr.Classifier(network), method, (3, 16, 16), place, FEW_IMAGES, Event())
         assert asleep == awake

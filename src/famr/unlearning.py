@@ -195,7 +195,10 @@ def forget(
     lean = lean_pays(place) and ranks.size == 1
     if lean and method.settled_precision == "bf16":
         get_ready(unlearned.module)
-    coming = Coming() if splits is None else Coming.of(len(splits.forget), method, place)
+    if splits is None:
+        coming = Coming.of_batches([len(batch.images) for batch in passes.forget(None)], method)
+    else:
+        coming = Coming.of(len(splits.forget), method, place)
     soon = threading.Event()
     look = looking(unlearned, method, shape_of_one(unlearned, passes), place, lean, coming, soon)
     watched = watched_images(splits, method, seed) if gates or method.strength == "auto" else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -77,13 +77,13 @@ def wakes(place: torch.device) -> Iterator[Asked]:
 
 
 class Coming(NamedTuple):
-    """What a run will ask of its network; zeros where that is not known."""
+    """What a run will ask of its network."""
 
-    looked_at: int = 0
+    looked_at: int
     """Images at once where nothing but answers are wanted."""
-    images: int = 0
+    images: int
     """Images of a step."""
-    passes: int = 0
+    passes: int
     """Of all steps, images taken together."""
 
     @classmethod
@@ -91,6 +91,11 @@ class Coming(NamedTuple):
         """Of a run that forgets so many."""
         in_a_step = method.images_in_a_step(images)
         return cls(min(images, look_size(device, in_a_step)), in_a_step, images * method.image_passes)
+
+    @classmethod
+    def of_batches(cls, sizes: Sequence[int], method: FAMR) -> Coming:
+        """Of a run that forgets somebody's batches, which are taken as they come: so many images in each."""
+        return cls(max(sizes), method.images_along * max(sizes), sum(sizes) * method.image_passes)
 
 
 Looking = Callable[[ForgetLoss, Passes], Unread]
@@ -152,7 +157,7 @@ def _asked(coming: Coming, loss: ForgetLoss, passes: Passes) -> Unread:
     if loss.tap is not None or loss.ranks.size > 1:
         return Unread()
     weights = sum(weight.numel() for weight in loss.model.module.parameters() if weight.requires_grad)
-    if loss.device.type == "cuda" and 0 < weights * coming.passes < PAYS:
+    if loss.device.type == "cuda" and weights * coming.passes < PAYS:
         return Unread()
     some = next(iter(passes.forget(None))).images[:SOME]
     with unplanned_attention():  # a plan for two images would serve nobody else
@@ -189,9 +194,9 @@ def _woken(
 
 
 def _room(images: int, shape: tuple[int, ...], place: torch.device) -> bool:
-    """Whether so many, if any, leave most of the memory to the run itself, which goes on meanwhile."""
+    """Whether so many leave most of the memory to the run itself, which goes on meanwhile."""
     free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else ROOM
-    return 0 < images * math.prod(shape) * torch.float32.itemsize * EACH <= free // SHARE
+    return images * math.prod(shape) * torch.float32.itemsize * EACH <= free // SHARE
 
 
 def _free_last_blocks(module: nn.Module) -> None:
