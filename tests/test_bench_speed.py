@@ -519,7 +519,7 @@ def test_every_claim_can_fail() -> None:
     assert all(check.holds for check in found), found
     loops = _result(content(), "loops")
     changes: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
-        ("no slower than the plain loop", lambda c: _result(c, "loops").update(ratio=1.2)),
+        ("no slower than the plain loop, 5 % of noise aside", lambda c: _result(c, "loops").update(ratio=1.06)),
         ("accuracies equal", lambda c: _result(c, "loops")["agreement"]["gap"].update(retain_accuracy=0.003)),
         ("weights equal", lambda c: _result(c, "loops")["agreement"].update(weights_apart=0.06)),
         ("takes at most 1.5 s", lambda c: _result(c, "loops").update(ours={**loops["ours"], "first": 1.6})),
