@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import statistics
 import sys
@@ -50,7 +51,7 @@ def switches(files: list[str]) -> int:
     >>> switches(["a", "a", "b", "a"])
     2
     """
-    return sum(one != other for one, other in zip(files, files[1:], strict=False))
+    return sum(one != other for one, other in itertools.pairwise(files))
 
 
 def command_walk(model: Path) -> dict[str, Any]:

@@ -71,13 +71,13 @@ def test_evidence_of_before_verifies_with_its_public_key(kept: Path, run: Run) -
     assert told.code == 0, told.err
 
 
-def test_the_desk_of_before_lists_and_carries_out_its_requests(kept: Path, run: Run) -> None:
+def test_the_desk_of_before_lists_its_requests_and_takes_new_ones(kept: Path, run: Run) -> None:
     listed = run("request", "list", "-w", kept / "desk", "--json")
     assert listed.code == 0, listed.err
     assert {"R-0001", "R-0002"} <= set(listed.out.replace('"', " ").split())
-    how = ("--paper", "--beyond-budget", "--device", "cpu", "--quiet")
-    done = run("request", "run", "R-0002", "-w", kept / "desk", *how)
-    assert done.code == 0, done.err
+    new = run("request", "new", "-w", kept / "desk", "--class", 7)
+    assert new.code == 0, new.err
+    assert run("request", "show", "R-0003", "-w", kept / "desk").code == 0
 
 
 def test_the_certified_head_of_before_removes_images(kept: Path, run: Run) -> None:
