@@ -18,8 +18,8 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.cells import Results, log
-from famr.captured import own_stream
-from famr.devices import pick_device, repeatable
+from famr.engine.devices import pick_device, repeatable
+from famr.engine.graphs import own_stream
 
 
 class Size(NamedTuple):

@@ -33,16 +33,16 @@ from torch import Tensor
 import famr
 from benchmarks.cells import Results, drawn_classes, log, train_original, usual_arguments, vit_tiny
 from benchmarks.paper_cifar100 import CLASS_SEED, TRAINING
-from famr.audits.audit import audit
-from famr.audits.lira import u_lira_scored
-from famr.audits.populations import FEWEST_MODELS, Populations
-from famr.audits.roc import Curve
+from famr.audit.audit import audit
+from famr.audit.lira import u_lira_scored
+from famr.audit.populations import FEWEST_MODELS, Populations
+from famr.audit.roc import Curve
 from famr.data import Data, Images
-from famr.devices import pick_device
+from famr.data.splits import Splits
+from famr.engine.devices import pick_device
 from famr.errors import GateError
-from famr.evaluation import answers
+from famr.evaluation.evaluate import answers
 from famr.metrics.forgetting import entropy
-from famr.splits import Splits
 
 SAMPLE_SHARE = 10
 METHODS = {

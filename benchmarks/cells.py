@@ -16,9 +16,9 @@ import famr
 from benchmarks.references import Reference
 from famr.data import Images
 from famr.data.dataset import Data
-from famr.devices import pick_device
-from famr.evaluation import accuracy_on, answers_to, compare_answers
-from famr.runs import environment
+from famr.engine.devices import pick_device
+from famr.evaluation.evaluate import accuracy_on, answers_to, compare_answers
+from famr.runs.folder import environment
 
 
 def log(text: str) -> None:

@@ -18,12 +18,12 @@ import torch
 
 import famr
 from benchmarks.cells import log
-from famr.augmentation import Augmentation
 from famr.certificates.convex_head import CertifiedHead, remove, train_certified_head
 from famr.certificates.logistic import minimise, signs_of
 from famr.certificates.penultimate import head_features
+from famr.data.augmentation import Augmentation
 from famr.errors import GateError
-from famr.runs import environment
+from famr.runs.folder import environment
 
 ARCHITECTURE = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
 SETTINGS = [(1e-2, 1.0), (1e-2, 0.1), (1e-3, 1.0), (1e-3, 0.1)]

@@ -19,7 +19,7 @@ import famr
 from benchmarks.cells import Case, Results, drawn_classes, log, one_in_five, train_original, usual_arguments, vit_tiny
 from benchmarks.paper_cifar100 import CLASS_SEED
 from benchmarks.references import reference
-from famr.preprocessing import Preprocessing
+from famr.data.transforms import Preprocessing
 
 PIXELS = 64
 METHODS = {"paper": famr.FAMR.paper(), "default": famr.FAMR()}

@@ -24,8 +24,8 @@ from typing import Any
 import famr
 from benchmarks.cells import Results, log
 from famr.bench.speed_loops import compare_loops, numbers
-from famr.devices import pick_device
-from famr.evaluation import compare
+from famr.engine.devices import pick_device
+from famr.evaluation.evaluate import compare
 
 SKETCH = "{sketch}"
 HELD = ["--sketch", SKETCH, "--function-strength", "0"]

@@ -18,7 +18,7 @@ import famr
 from benchmarks.cells import Case, Results, drawn_classes, log, one_in_five, train_original, usual_arguments, vit_tiny
 from benchmarks.paper_cifar100 import CLASS_SEED, TRAINING
 from benchmarks.references import Reference, reference
-from famr.method import Metric
+from famr.config import Metric
 from famr.metrics.retraining import js_divergence
 
 TUNING_SEED = 7

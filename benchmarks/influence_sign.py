@@ -19,10 +19,10 @@ from torch.nn import functional as F
 
 import famr
 from benchmarks.cells import log
-from famr.batches import Batches, loader_batches
 from famr.certificates.curvature import flat, gauss_newton_product, shaped
 from famr.certificates.link import influence_step
-from famr.runs import environment
+from famr.data.loaders import Batches, loader_batches
+from famr.runs.folder import environment
 
 RIDGE = 1.0
 SIZES = (1, 3, 10, 30, 100, 300)

@@ -24,9 +24,9 @@ import torch
 import famr
 from benchmarks.cells import Results, log
 from famr.cli.main import main as famr_command
-from famr.digests import check_complete, file_digest, folder_digests
 from famr.errors import FamrError
-from famr.resuming import Unfinished
+from famr.runs.resume import Unfinished
+from famr.storage.digests import check_complete, file_digest, folder_digests
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
 SEEN = ("kills", "with_a_state", "corrupt_outputs", "changed_inputs", "resumes", "other_weights")

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import famr
-from famr.devices import pick_device
-from famr.evaluation import Answers, SplitAnswers, answers, answers_to
+from famr.engine.devices import pick_device
+from famr.evaluation.evaluate import Answers, SplitAnswers, answers, answers_to
 from famr.metrics.forgetting import correct
 
 

@@ -22,11 +22,11 @@ from benchmarks.paper_cifar100 import CLASS_SEED, TRAINING
 from benchmarks.references import Reference, Retained, reference
 from famr.data import Images
 from famr.data.dataset import Data
-from famr.devices import pick_device
-from famr.evaluation import Answers, accuracy_on, answers, answers_to
+from famr.data.splits import Earlier
+from famr.engine.devices import pick_device
+from famr.evaluation.evaluate import Answers, accuracy_on, answers, answers_to
 from famr.metrics.membership import mia_efficacy
 from famr.metrics.retraining import average_gap
-from famr.splits import Earlier
 
 SAMPLE_SHARE = 10
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import famr
 from benchmarks.cells import Results, log, vit_tiny
-from famr.augmentation import Augmentation
 from famr.data import Data
-from famr.devices import pick_device
-from famr.evaluation import accuracy_on
-from famr.sharding import Stage
-from famr.sisa import Sisa, train_sisa
+from famr.data.augmentation import Augmentation
+from famr.engine.devices import pick_device
+from famr.evaluation.evaluate import accuracy_on
+from famr.sisa.ensemble import Sisa, train_sisa
+from famr.sisa.plan import Stage
 
 SHARDS = (1, 5, 10)
 SLICES = (1, 4)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from famr.cli.main import main as famr_command
-from famr.resuming import Unfinished
+from famr.runs.resume import Unfinished
 from famr.storage.claims import claim, release_all
 
 

@@ -27,8 +27,8 @@ from benchmarks.frontier_figure import draw_frontier
 from benchmarks.overview import bench_page, overview
 from benchmarks.speed_tables import attention_page, draw_if_any, end_to_end_page, speed_markdown
 from famr.bench import paper_figures
-from famr.request import Request
-from famr.tables import COLUMNS, in_percent
+from famr.data.request import Request
+from famr.metrics.tables import COLUMNS, in_percent
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = RESULTS.parents[1] / "docs/benchmarks.md"

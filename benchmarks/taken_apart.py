@@ -24,19 +24,19 @@ from typing import Any
 LIBRARIES = "Python and its libraries"
 REST = "the rest"
 PARTS = {
-    "the model": ["famr.models.loading.load_model", "famr.at_work.to_work"],
+    "the model": ["famr.models.loading.load_model", "famr.engine.at_work.to_work"],
     "the data": ["famr.cli.commands.splits_for"],
-    "decoding images": ["famr.batches.shelved"],
-    "kernels": ["famr.kernels.network.get_ready"],
-    "the target": ["famr.forget_loss._target"],
-    "the frozen front": ["famr.setting.front_of"],
+    "decoding images": ["famr.data.loaders.shelved"],
+    "kernels": ["famr.engine.kernels.network.get_ready"],
+    "the target": ["famr.unlearn.forget_loss._target"],
+    "the frozen front": ["famr.unlearn.setting.front_of"],
     "anchors": ["famr.anchors.choose.anchors_for"],
-    "what nobody reads": ["famr.waking._asked", "famr.waking._awaited"],
-    "steps": ["famr.optimise.minimise"],
-    "looking at the forget set": ["famr.unlearning.followed"],
-    "watching retained images": ["famr.watch.watched_images", "famr.watch.accuracy_now"],
-    "scores": ["famr.evaluation.compare"],
-    "writing": ["famr.runs.save_unlearned"],
+    "what nobody reads": ["famr.engine.waking._asked", "famr.engine.waking._awaited"],
+    "steps": ["famr.unlearn.loop.minimise"],
+    "looking at the forget set": ["famr.unlearn.forget.followed"],
+    "watching retained images": ["famr.unlearn.watch.watched_images", "famr.unlearn.watch.accuracy_now"],
+    "scores": ["famr.evaluation.evaluate.compare"],
+    "writing": ["famr.runs.folder.save_unlearned"],
 }
 
 

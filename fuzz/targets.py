@@ -34,7 +34,7 @@ def written(content: bytes, name: str) -> Iterator[Path]:
 
 def samples_csv(content: bytes) -> None:
     """A file of samples, as `famr forget --samples` takes it."""
-    from famr.request import read_samples
+    from famr.data.request import read_samples
 
     with written(content, "samples.csv") as path, suppress(FamrError):
         names = read_samples(path)
@@ -44,7 +44,7 @@ def samples_csv(content: bytes) -> None:
 
 def samples_txt(content: bytes) -> None:
     """The same, one name a line."""
-    from famr.request import read_samples
+    from famr.data.request import read_samples
 
     with written(content, "samples.txt") as path, suppress(FamrError):
         assert all(read_samples(path))
@@ -52,8 +52,8 @@ def samples_txt(content: bytes) -> None:
 
 def request_json(content: bytes) -> None:
     """The request in a run folder."""
-    from famr.request import Request
-    from famr.runs import read_unlearning
+    from famr.data.request import Request
+    from famr.runs.folder import read_unlearning
 
     with written(content, "unlearning/request.json") as path, suppress(FamrError):
         path.with_name("run.json").write_text("{}", encoding="utf-8")
@@ -64,7 +64,7 @@ def request_json(content: bytes) -> None:
 
 def run_json(content: bytes) -> None:
     """The record of a run, and what a further run reads from it."""
-    from famr.runs import earlier_runs
+    from famr.runs.folder import earlier_runs
 
     with written(content, "unlearning/run.json") as path, suppress(FamrError):
         path.with_name("request.json").write_text('{"kind": "class", "classes": ["a"]}', encoding="utf-8")
@@ -73,7 +73,7 @@ def run_json(content: bytes) -> None:
 
 def seal(content: bytes) -> None:
     """COMPLETE.json."""
-    from famr.digests import check_complete
+    from famr.storage.digests import check_complete
 
     with written(content, "COMPLETE.json") as path, suppress(FamrError):
         check_complete(path.parent)

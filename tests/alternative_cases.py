@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 import famr
-from famr.alternatives import (
+from famr.baselines import (
     SSD,
     Alternative,
     BadTeacher,
@@ -31,10 +31,10 @@ from famr.alternatives import (
     Scrub,
     SisaRemoval,
 )
-from famr.alternatives.work import WeightChange, Work
+from famr.baselines.work import WeightChange, Work
 from famr.data import Data, Images
 from famr.data.images import PixelCache
-from famr.sisa import train_sisa
+from famr.sisa.ensemble import train_sisa
 
 PREPROCESSING = famr.Preprocessing(8, (8, 8), (0.3,), (0.4,))
 TRAINING = famr.Training(epochs=8, batch_size=64, learning_rate=3e-3, augmentation=None)

@@ -20,10 +20,10 @@ import pytest
 import torch
 
 import famr
-from famr.augmentation import Augmentation
 from famr.cli.main import main
 from famr.data import Data
-from famr.train import Trained
+from famr.data.augmentation import Augmentation
+from famr.training import Trained
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 SMALL_VIT = {"img_size": 12, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}

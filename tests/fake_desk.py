@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from famr.data import Data, Images
+from famr.data.request import Request
 from famr.desk.describing import summary
 from famr.desk.duplicates import Fingerprint, fingerprints
 from famr.desk.lineage import Budget, Look
@@ -29,8 +30,7 @@ from famr.desk.running import Manner, run_requests
 from famr.desk.scope import Forgotten, Sample, Scope, resolve
 from famr.desk.workspace import Settings, create_workspace, open_workspace
 from famr.errors import RequestError
-from famr.request import Request
-from famr.runs import staged, write_json
+from famr.runs.folder import staged, write_json
 
 DAY = date(2026, 3, 1)
 MANNER = Manner({"target": "uniform"})

@@ -21,20 +21,22 @@ from safetensors.torch import save_file
 
 import famr
 from conftest import alg1
-from famr.batches import image_batches
 from famr.cli.main import main
+from famr.data.loaders import image_batches
+from famr.engine.distributed import ALONE, Ranks
+from famr.engine.launch import joined
 from famr.errors import DataError, FamrError, RequestError
-from famr.evaluation import collect
-from famr.joining import joined
-from famr.probe import mean_features
-from famr.ranks import ALONE, Ranks
-from famr.style import listen
+from famr.evaluation.evaluate import collect
+from famr.models.activations import listen
+from famr.targets.probe import mean_features
 from small import ARCHITECTURE, ARGUMENTS, CLASSES
 
 CPU = torch.device("cpu")
 START = multiprocessing.get_context("forkserver")
 FOR_THE_BENCH = ["famr.cli.bench_running", "sklearn.datasets", "sklearn.svm"]
-START.set_forkserver_preload([__name__, "timm", "famr.cli.commands", "famr.sharded", "torch._dynamo", *FOR_THE_BENCH])
+START.set_forkserver_preload(
+    [__name__, "timm", "famr.cli.commands", "famr.engine.fsdp", "torch._dynamo", *FOR_THE_BENCH]
+)
 
 
 class Ended(NamedTuple):
@@ -105,7 +107,8 @@ def command_with_a_death(rank: int, dies: int, how: str, arguments: list[str]) -
 
     The state of the run is kept after each epoch, not only every ten seconds.
     """
-    from famr import optimise, resuming
+    from famr.runs import resume as resuming
+    from famr.unlearn import loop as optimise
 
     rate, steps = optimise.rate_at, [0]
 

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import famr
-from famr.digests import write_complete
+from famr.storage.digests import write_complete
 
 CLASSES = ("cat", "cow", "dog")
 ARGUMENTS = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}

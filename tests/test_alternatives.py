@@ -18,7 +18,7 @@ from torch import Tensor
 
 import famr
 from alternative_cases import NAMES, TRAINING, LookedError, Peek, cases, start, stepping, unseen
-from famr.alternatives import (
+from famr.baselines import (
     Alternative,
     BoundaryShrink,
     Delete,
@@ -32,14 +32,14 @@ from famr.alternatives import (
     repeated,
     work,
 )
-from famr.alternatives.alternative import Meter
-from famr.alternatives.descent import Descent
-from famr.alternatives.work import Work
-from famr.batches import shelved
+from famr.baselines.alternative import Meter
+from famr.baselines.descent import Descent
+from famr.baselines.work import Work
 from famr.data import Data, Images
+from famr.data.loaders import shelved
+from famr.engine.lean import one_pass
 from famr.errors import NumericsError, RequestError
-from famr.evaluation import ModelScores, answers_to, compare_answers
-from famr.lean import one_pass
+from famr.evaluation.evaluate import ModelScores, answers_to, compare_answers
 from traced import Traced
 
 CPU = torch.device("cpu")
@@ -385,7 +385,7 @@ def test_memory_is_counted_beyond_what_lay_there_before(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", count_anew)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: lying[0])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: most[0])
-    monkeypatch.setattr("famr.alternatives.alternative.gc.collect", let_go)
+    monkeypatch.setattr("famr.baselines.alternative.gc.collect", let_go)
     with Meter(torch.device("cuda")) as meter:
         most[0] = 500
         lying[0] = 45

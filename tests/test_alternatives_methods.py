@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import famr
 from alternative_cases import TRAINING, Peek, cases, plain, start, stepping, unseen
-from famr.alternatives import (
+from famr.baselines import (
     SSD,
     BadTeacher,
     BoundaryShrink,
@@ -34,23 +34,23 @@ from famr.alternatives import (
     Scrub,
     SisaRemoval,
 )
-from famr.alternatives.bad_teacher import _some, bad_teacher_loss, bad_teacher_target
-from famr.alternatives.boundary_shrink import nearest_class
-from famr.alternatives.delete import delete_loss
-from famr.alternatives.forsaken import forsaken_loss, non_member_target
-from famr.alternatives.label_annealing import annealed_labels, quotas
-from famr.alternatives.neg_grad_plus import neg_grad_plus_loss
-from famr.alternatives.newton_head import newton_removal, softmax_gradient, softmax_hessian_product
-from famr.alternatives.random_labels import drawn_labels, other_labels
-from famr.alternatives.salun import saliency_masks
-from famr.alternatives.scrub import distance, max_step_loss, min_step_loss
-from famr.alternatives.ssd import dampened
-from famr.alternatives.untrained import untrained
-from famr.alternatives.work import Shelf, Work
+from famr.baselines.bad_teacher import _some, bad_teacher_loss, bad_teacher_target
+from famr.baselines.boundary_shrink import nearest_class
+from famr.baselines.delete import delete_loss
+from famr.baselines.forsaken import forsaken_loss, non_member_target
+from famr.baselines.label_annealing import annealed_labels, quotas
+from famr.baselines.neg_grad_plus import neg_grad_plus_loss
+from famr.baselines.newton_head import newton_removal, softmax_gradient, softmax_hessian_product
+from famr.baselines.random_labels import drawn_labels, other_labels
+from famr.baselines.salun import saliency_masks
+from famr.baselines.scrub import distance, max_step_loss, min_step_loss
+from famr.baselines.ssd import dampened
+from famr.baselines.untrained import untrained
+from famr.baselines.work import Shelf, Work
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
-from famr.evaluation import Answers
-from famr.targets import masked_target
+from famr.evaluation.evaluate import Answers
+from famr.targets.distributions import masked_target
 
 
 @pytest.fixture(scope="module")
@@ -574,7 +574,7 @@ def test_label_annealing_spreads_the_forgotten_class_over_the_others(
 
 
 def test_augmented_views_reach_the_steps(simple: famr.Classifier, without_three: famr.Splits) -> None:
-    from famr.augmentation import Augmentation
+    from famr.data.augmentation import Augmentation
 
     shifts = Augmentation(smallest_area=0.8, mirror=False)
     runs = [stepping(FineTune(), epochs=1, batch_size=64, augmentation=a) for a in (None, shifts, shifts)]

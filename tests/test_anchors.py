@@ -16,12 +16,12 @@ from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor, cho
 from famr.anchors.choose import starting_weights
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import kfac_factors
-from famr.batches import Batch, loader_batches, order
 from famr.data import Data
+from famr.data.loaders import Batch, loader_batches, order
+from famr.data.splits import some_of_each_class
 from famr.errors import NumericsError, RequestError
 from famr.metrics.forgetting import kl_divergence
 from famr.models.classifier import logits_of
-from famr.splits import some_of_each_class
 
 CPU = torch.device("cpu")
 

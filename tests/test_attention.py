@@ -14,13 +14,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import famr
-from famr import unlearning, waking
-from famr.attention import WORTH, Asked, Layout, attention_for, planned
-from famr.batches import LIGHTER, LOOK
-from famr.edited import edited_names
-from famr.forget_loss import ForgetLoss
-from famr.unread import Unread
-from famr.waking import Coming, Looking
+from famr.data.loaders import LIGHTER, LOOK
+from famr.engine import waking
+from famr.engine.attention import WORTH, Asked, Layout, attention_for, planned
+from famr.engine.unread import Unread
+from famr.engine.waking import Coming, Looking
+from famr.models.layers import edited_names
+from famr.unlearn import forget as unlearning
+from famr.unlearn.forget_loss import ForgetLoss
 
 BLOCKS, HEADS, TOKENS = 3, 2, 17  # sixteen patches and the class token
 CPU = torch.device("cpu")

@@ -12,14 +12,14 @@ import torch
 
 import famr
 from conftest import SMALL_VIT, Outcome, alg1
-from famr.audits import intervals, survival
-from famr.audits.audit import audit
-from famr.audits.intervals import gap_figure, mean_gap_figure, mean_interval, middle, resampled_means
-from famr.audits.verdict import Audit, read_thresholds
+from famr.audit import intervals, survival
+from famr.audit.audit import audit
+from famr.audit.intervals import gap_figure, mean_gap_figure, mean_interval, middle, resampled_means
+from famr.audit.verdict import Audit, read_thresholds
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
-from famr.evaluation import answers
-from famr.train import Trained
+from famr.evaluation.evaluate import answers
+from famr.training import Trained
 
 
 @pytest.fixture(scope="module")

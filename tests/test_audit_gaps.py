@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 import famr
 from audited import with_low_bias
-from famr.audits.collateral import collateral, loss_of_nearest, nearness
-from famr.audits.telltale import before_and_after, tell_tale, traces
-from famr.audits.witness import ATTACKS, membership
+from famr.audit.collateral import collateral, loss_of_nearest, nearness
+from famr.audit.telltale import before_and_after, tell_tale, traces
+from famr.audit.witness import ATTACKS, membership
 from famr.data import Data
-from famr.evaluation import Answers, accuracy_on, compare
+from famr.evaluation.evaluate import Answers, accuracy_on, compare
 from famr.metrics.calibration import expected_calibration_error
 from famr.metrics.forgetting import entropy
 from famr.metrics.membership import called_non_members, mia_efficacy

@@ -14,18 +14,18 @@ from torch import Tensor
 
 import famr
 from conftest import SMALL_VIT, Outcome
-from famr.audits import shadows as module
-from famr.audits.audit import audit
-from famr.audits.lira import u_lira
-from famr.audits.populations import Populations, klom_statement, lira_of, u_lira_gate, u_lira_rocs
-from famr.audits.request_shadows import train_populations
-from famr.audits.shadows import Method
-from famr.audits.verdict import Audit, read_thresholds
-from famr.audits.witness import Witness
+from famr.audit import shadows as module
+from famr.audit.audit import audit
+from famr.audit.lira import u_lira
+from famr.audit.populations import Populations, klom_statement, lira_of, u_lira_gate, u_lira_rocs
+from famr.audit.request_shadows import train_populations
+from famr.audit.shadows import Method
+from famr.audit.verdict import Audit, read_thresholds
+from famr.audit.witness import Witness
 from famr.cli.shadowing import recorded_training
 from famr.data import Data, Images
 from famr.errors import CheckpointError, RequestError
-from famr.evaluation import Answers
+from famr.evaluation.evaluate import Answers
 from test_shadows import tiny
 
 BY_HEART = famr.Training(epochs=30, batch_size=32, learning_rate=1e-2, weight_decay=0.0, augmentation=None)

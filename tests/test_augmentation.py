@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.augmentation import Augmentation, augment, bicubic_weights
+from famr.data.augmentation import Augmentation, augment, bicubic_weights
 
 
 def dice(seed: int) -> torch.Generator:

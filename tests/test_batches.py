@@ -10,11 +10,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from famr import batches
-from famr.batches import image_batches, loader_batches, order, pixel_batches, resident, shelved
 from famr.data import Images
+from famr.data import loaders as batches
+from famr.data.loaders import image_batches, loader_batches, order, pixel_batches, resident, shelved
+from famr.data.transforms import Preprocessing
 from famr.errors import DataError, RequestError
-from famr.preprocessing import Preprocessing
 
 CPU = torch.device("cpu")
 COLOUR = Preprocessing((6, 6), (6, 6), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear")

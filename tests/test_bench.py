@@ -15,9 +15,9 @@ from scipy import stats
 
 import famr
 from alternative_cases import Peek, start, stepping
-from famr.alternatives import BadTeacher, BoundaryShrink, Delete, FineTune, Ours, Retrain, Scrub, SisaRemoval
-from famr.alternatives.descent import RATES
-from famr.alternatives.work import Work
+from famr.baselines import BadTeacher, BoundaryShrink, Delete, FineTune, Ours, Retrain, Scrub, SisaRemoval
+from famr.baselines.descent import RATES
+from famr.baselines.work import Work
 from famr.bench import contenders, looks, running
 from famr.bench.account import tuning_table
 from famr.bench.contenders import Contender, contenders_called, every_contender, file_stem, slug

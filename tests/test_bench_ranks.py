@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from famr.alternatives import Delete
+from famr.baselines import Delete
 from famr.bench import running
 from famr.bench.spreading import Sign, _last_moved, spread
+from famr.engine.distributed import ALONE
 from famr.errors import StorageError
-from famr.ranks import ALONE
 from rank_worlds import by_itself, command, world
 
 VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}

@@ -17,8 +17,8 @@ from benchmarks.speed_tables import draw_if_any, speed_markdown
 from PIL import Image
 
 import famr
-from famr.alternatives import FineTune, SalUn, Scrub
-from famr.alternatives.neg_grad_plus import FORGET_PART
+from famr.baselines import FineTune, SalUn, Scrub
+from famr.baselines.neg_grad_plus import FORGET_PART
 from famr.bench import speed, speed_ceiling, speed_figure, speed_fresh, speed_loops, speed_memory, speed_page
 from famr.bench.speed import Plan, Subject, run_speed
 from famr.bench.speed_alternatives import DEFAULT, EPOCHS, OURS, PLAIN, Contest, reached, sample_passes, seek
@@ -47,11 +47,11 @@ from famr.bench.speed_subject import (
     synthetic,
 )
 from famr.cli import speed_running
+from famr.data.splits import Splits
 from famr.errors import NumericsError, RequestError
-from famr.evaluation import Answers
+from famr.evaluation.evaluate import Answers
+from famr.losses.objective import l2_penalty, target_kl, uniform_target
 from famr.models import Classifier
-from famr.objective import l2_penalty, target_kl, uniform_target
-from famr.splits import Splits
 from small import ARCHITECTURE, ARGUMENTS, AS_OPTIONS
 
 CPU = torch.device("cpu")
@@ -402,7 +402,7 @@ def test_sample_passes_are_counted_as_in_closed_form(tiny: Classifier, splits: S
         FineTune(steps): 2 * each * batch,
         Scrub(steps, max_epochs=1): forget + 2 * each * batch,
         SalUn(steps): forget + 2 * each * (max(1, batch // FORGET_PART) + batch),
-        famr.alternatives.Ours(numbers(3, batch, "fp32")): 3 * forget,
+        famr.baselines.Ours(numbers(3, batch, "fp32")): 3 * forget,
     }
     for method, passes in wanted.items():
         assert sample_passes(method, method.unlearn(tiny, splits, device="cpu"), forget) == passes

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from famr import captured
-from famr.batches import Batch
-from famr.captured import WORTH, Captured, worth_capturing
+from famr.data.loaders import Batch
+from famr.engine import graphs as captured
+from famr.engine.graphs import WORTH, Captured, worth_capturing
 
 
 def plan(sizes: list[tuple[int, ...]], plain: int = 1) -> list[int]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import famr
 from conftest import Outcome, alg1
 from famr.anchors import L2Anchor
-from famr.batches import Batches, loader_batches
 from famr.certificates.bounds import influence_gap
 from famr.certificates.certify import certify
 from famr.certificates.claims import Assumption, Certificate, Claim, differences
@@ -24,9 +23,10 @@ from famr.certificates.link import influence_step, retrained_claims
 from famr.certificates.page import certificate_page
 from famr.certificates.resting import RestingObjective
 from famr.data import Data
+from famr.data.loaders import Batches, loader_batches
 from famr.errors import CheckpointError, GateError, RequestError
-from famr.forget_loss import ForgetLoss, Passes
-from famr.objective import uniform_target
+from famr.losses.objective import uniform_target
+from famr.unlearn.forget_loss import ForgetLoss, Passes
 
 CPU = torch.device("cpu")
 Linear = tuple[nn.Module, Tensor]

@@ -11,11 +11,11 @@ import torch
 
 import famr
 from conftest import Outcome
+from famr.certificates.certified_head import CertifiedClassifier
 from famr.certificates.penultimate import head_features, head_layer
-from famr.certified import CertifiedClassifier
 from famr.data import Data
 from famr.errors import CheckpointError, GateError, RequestError
-from famr.evaluation import accuracy_on
+from famr.evaluation.evaluate import accuracy_on
 
 CPU = torch.device("cpu")
 

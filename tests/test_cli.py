@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import famr
 from conftest import SMALL_VIT, Outcome, alg1
 from famr.data import Data
-from famr.digests import folder_digests
+from famr.storage.digests import folder_digests
 
 QUICK = ("--paper", "--no-gates", "--epochs", 2, "--device", "cpu", "--quiet")
 

@@ -358,7 +358,7 @@ def test_features_of_every_library_give_its_logits_back_through_its_head(digits:
     for module, name in small_classifiers():
         classifier = famr.Classifier(module, digits.labels, PREPARED)
         features = head_features(classifier, some, device)
-        logits = famr.evaluation.answers(classifier, some, device).logits.double()
+        logits = famr.evaluation.evaluate.answers(classifier, some, device).logits.double()
         head = module.get_submodule(name)
         assert isinstance(head, nn.Linear)
         assert torch.allclose(features.norm(dim=1), torch.ones(5, dtype=torch.float64))

@@ -14,7 +14,7 @@ from famr.certificates.curvature import flat, gauss_newton_product, gradient, he
 from famr.certificates.lanczos import extreme_eigenvalues
 from famr.certificates.lipschitz import local_lipschitz
 from famr.errors import NumericsError
-from famr.objective import target_kl
+from famr.losses.objective import target_kl
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import torch
 
 import famr
 from conftest import SHIFTS, small_vit
+from famr.config import FAMR
 from famr.data import Data
-from famr.defaults import AtHand, enough_epochs, settle
+from famr.data.request import Kind
 from famr.errors import RequestError
-from famr.evaluation import answers
-from famr.method import FAMR
-from famr.request import Kind
+from famr.evaluation.evaluate import answers
+from famr.unlearn.resolve import AtHand, enough_epochs, settle
 
 
 def at_hand(kind: Kind, retained: bool = True, held_out: bool = True, sketch: bool = False) -> AtHand:

@@ -16,17 +16,17 @@ from torch import Tensor
 
 import famr
 from audited import same_weights, weights_of, with_low_bias
-from famr.audits.cka import layer_cka, linear_cka
-from famr.audits.depth import depth_of
-from famr.audits.features import PENULTIMATE, block_layers, layer_features
-from famr.audits.head_check import LOST, best_bias, head_of, with_head_of
-from famr.audits.probes import few_of_each, neighbour_answers, probe_answers, prototype_head
-from famr.batches import image_batches
+from famr.audit.cka import layer_cka, linear_cka
+from famr.audit.depth import depth_of
+from famr.audit.features import PENULTIMATE, block_layers, layer_features
+from famr.audit.head_check import LOST, best_bias, head_of, with_head_of
+from famr.audit.probes import few_of_each, neighbour_answers, probe_answers, prototype_head
 from famr.data import Data
+from famr.data.loaders import image_batches
 from famr.errors import CheckpointError, DataError, RequestError
-from famr.evaluation import answers
-from famr.probe import RIDGE
-from famr.train import Trained
+from famr.evaluation.evaluate import answers
+from famr.targets.probe import RIDGE
+from famr.training import Trained
 
 CPU = torch.device("cpu")
 

@@ -26,8 +26,8 @@ from famr.desk.records import all_requests, duplicates_of, find_request, jobs, s
 from famr.desk.running import Manner, run_requests
 from famr.desk.scope import Example, Forgotten, Scope, examples_in, resolve
 from famr.desk.workspace import FILE, Settings, create_workspace, open_workspace
-from famr.digests import check_complete
 from famr.errors import CheckpointError, GateError, NumericsError, RequestError, StorageError
+from famr.storage.digests import check_complete
 
 HOSTILE = ("<script>alert(1)</script>", "[/x]", "$\\frac$", "=cmd", "two\nlines", "\u202egnp.exe")
 
@@ -126,7 +126,7 @@ def test_a_path_that_fits_two_images_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_are_found_by_their_own_hash(tmp_path: Path) -> None:
-    from famr.digests import file_digest
+    from famr.storage.digests import file_digest
 
     for place, image in enumerate(pictures()[:3]):
         (tmp_path / "data/cat").mkdir(parents=True, exist_ok=True)

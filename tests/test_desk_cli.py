@@ -16,8 +16,8 @@ import pytest
 from conftest import Outcome
 from famr.cli.main import main
 from famr.data import Data
-from famr.digests import check_complete
 from famr.report.escaping import visible
+from famr.storage.digests import check_complete
 
 HOSTILE = ("<script>alert(1)</script>", "[/x]", "$\\frac$", "=cmd", "\u202egnp.exe")
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from famr import Classifier, devices, waking
-from famr.devices import quick_products, repeatable, unplanned_attention
+from famr import Classifier
+from famr.engine import devices, waking
+from famr.engine.devices import quick_products, repeatable, unplanned_attention
 
 
 def state() -> tuple[object, ...]:

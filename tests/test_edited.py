@@ -13,8 +13,8 @@ from torch import nn
 import famr
 from conftest import SMALL_VIT, alg1
 from famr.data import Data
-from famr.edited import call_order, edited_names, only
 from famr.errors import RequestError
+from famr.models.layers import call_order, edited_names, only
 
 
 def names_of(module: nn.Module, size: int, share: float, head: bool = False) -> list[str]:

@@ -17,7 +17,7 @@ import famr
 from conftest import alg1
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
-from famr.evaluation import Answers, score
+from famr.evaluation.evaluate import Answers, score
 from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
 from famr.metrics.retraining import js_divergence
 

@@ -17,16 +17,16 @@ import pytest
 import famr
 from conftest import Outcome, alg1
 from famr.cli.main import app
-from famr.digests import COMPLETE, check_complete, file_digest
 from famr.errors import DataError, GateError, RequestError
-from famr.evidence import signing
-from famr.evidence.commitments import key_file, key_id, read_key
-from famr.evidence.keys import read_private, read_public, write_pair
-from famr.evidence.ledger import check_anchor, head_file, open_ledger, read_ledger
-from famr.evidence.signing import sign
-from famr.evidence.statement import ENVELOPE, files_of
-from famr.evidence.verifying import prove, verify
-from famr.runs import add_to_run, save_unlearned
+from famr.provenance import signing
+from famr.provenance.commitments import key_file, key_id, read_key
+from famr.provenance.keys import read_private, read_public, write_pair
+from famr.provenance.ledger import check_anchor, head_file, open_ledger, read_ledger
+from famr.provenance.signing import sign
+from famr.provenance.statement import ENVELOPE, files_of
+from famr.provenance.verifying import prove, verify
+from famr.runs.folder import add_to_run, save_unlearned
+from famr.storage.digests import COMPLETE, check_complete, file_digest
 
 RECORDS = ("README.md", "config.json", "model.safetensors", COMPLETE)
 HOSTILE = ("<script>alert(1)<", "[/x]", "$\\frac$", "=cmd", "line\nbreak", "\u202eltr", "\x1b[2J")
@@ -206,8 +206,8 @@ def test_a_changed_envelope_and_another_key_fail(copy: Path) -> None:
     said = statement_of(copy)
     said["predicate"]["metrics"]["unlearned"]["forget_accuracy"] = 0.0
     forged = json.loads(content)
-    forged["payload"] = base64.b64encode(famr.evidence.canonical.canonical(said)).decode()
-    envelope.write_bytes(famr.evidence.canonical.canonical(forged) + b"\n")
+    forged["payload"] = base64.b64encode(famr.provenance.canonical.canonical(said)).decode()
+    envelope.write_bytes(famr.provenance.canonical.canonical(forged) + b"\n")
     with pytest.raises(GateError, match="signature does not fit") as caught:
         check(copy)
     assert ENVELOPE in str(caught.value.where)
@@ -300,7 +300,7 @@ def test_an_image_can_be_shown_to_have_been_forgotten(
     prove(verified, tmp_path / "forgotten.png", key_file(desk / "run"))
     with pytest.raises(GateError, match="No forgotten image"):
         prove(verified, tmp_path / "retained.png", key_file(desk / "run"))
-    famr.evidence.commitments.key_at(tmp_path / "other")
+    famr.provenance.commitments.key_at(tmp_path / "other")
     with pytest.raises(RequestError, match="another run"):
         prove(verified, tmp_path / "forgotten.png", tmp_path / "other")
     shown = run("verify", desk / "run", "--key", desk / "key.pub", "--image", tmp_path / "forgotten.png")
@@ -394,9 +394,9 @@ def test_a_hostile_class_name_is_shown_as_text(
 
 
 def test_a_retrained_model_can_be_signed_too(
-    trained: famr.train.Trained, without_three: famr.Splits, desk: Path, tmp_path: Path
+    trained: famr.training.Trained, without_three: famr.Splits, desk: Path, tmp_path: Path
 ) -> None:
-    from famr.runs import save_trained
+    from famr.runs.folder import save_trained
 
     save_trained(trained, tmp_path / "run", without=without_three.request)
     sign(tmp_path / "run", read_private(desk / "key"), without_three.forget)

@@ -21,10 +21,10 @@ from PIL import Image
 
 from famr.data import Data, Images
 from famr.errors import FamrError, GateError, RequestError
-from famr.evidence.canonical import canonical, parse, signable
-from famr.evidence.commitments import commit, commit_file, key_at, key_id, read_key
-from famr.evidence.dsse import enveloped, opened
-from famr.evidence.keys import fingerprint, read_private, read_public, write_pair
+from famr.provenance.canonical import canonical, parse, signable
+from famr.provenance.commitments import commit, commit_file, key_at, key_id, read_key
+from famr.provenance.dsse import enveloped, opened
+from famr.provenance.keys import fingerprint, read_private, read_public, write_pair
 
 KIND = "application/x-test"
 

@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from famr.errors import GateError, RequestError
-from famr.evidence.canonical import canonical
-from famr.evidence.ledger import append, check_anchor, head_file, open_ledger, read_ledger
+from famr.provenance.canonical import canonical
+from famr.provenance.ledger import append, check_anchor, head_file, open_ledger, read_ledger
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 

@@ -14,14 +14,14 @@ import torch
 import famr
 from audited import weights_of
 from conftest import Outcome, alg1
-from famr.digests import check_complete, file_digest, folder_digests
 from famr.errors import CheckpointError, GateError, RequestError
-from famr.evaluation import answers
+from famr.evaluation.evaluate import answers
 from famr.export import exporting, programs
 from famr.export.exporting import export
 from famr.export.slots import without_slots
 from famr.models.classifier import BareArchitecture
-from famr.runs import save_unlearned
+from famr.runs.folder import save_unlearned
+from famr.storage.digests import check_complete, file_digest, folder_digests
 
 CPU = torch.device("cpu")
 FACTS = {

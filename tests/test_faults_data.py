@@ -15,8 +15,8 @@ from PIL import Image
 
 import famr
 from conftest import Outcome
-from famr.digests import folder_digests
 from famr.errors import DataError
+from famr.storage.digests import folder_digests
 from faults import fault, seen, told
 from small import QUICK, picture, save_pictures, save_small
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import famr
 from conftest import Outcome, alg1
+from famr.engine.finite import SHOWN, NotFiniteError, all_finite, naming
 from famr.errors import NumericsError
-from famr.finite import SHOWN, NotFiniteError, all_finite, naming
 from famr.models.classifier import Classifier
-from famr.optimise import Step
-from famr.resuming import Unfinished
+from famr.runs.resume import Unfinished
+from famr.unlearn.loop import Step
 from faults import fault, seen, told
 from small import QUICK, save_pictures, save_small, small_model
 

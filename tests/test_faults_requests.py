@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Outcome
-from famr.digests import folder_digests
+from famr.storage.digests import folder_digests
 from faults import fault, seen, told
 from small import CLASSES, QUICK, save_pictures, save_small
 

@@ -19,10 +19,10 @@ from famr.cli.guarding import guarded
 from famr.desk.records import all_requests, close
 from famr.desk.scope import Scope
 from famr.desk.workspace import open_workspace
-from famr.evidence import ledger as books
-from famr.evidence.keys import read_private, write_pair
-from famr.evidence.ledger import append, open_ledger, read_ledger
-from famr.runs import read_unlearning
+from famr.provenance import ledger as books
+from famr.provenance.keys import read_private, write_pair
+from famr.provenance.ledger import append, open_ledger, read_ledger
+from famr.runs.folder import read_unlearning
 from famr.storage.places import found, recorded
 from faults import fault, seen, told
 from small import QUICK, save_pictures, save_small

@@ -20,12 +20,12 @@ import torch
 
 import famr
 from conftest import Outcome
-from famr.digests import check_complete, folder_digests
 from famr.errors import CheckpointError, RequestError, StorageError
-from famr.resuming import Unfinished
-from famr.runs import add_to_run, staged, whole_file
+from famr.runs.folder import add_to_run, staged, whole_file
+from famr.runs.resume import Unfinished
 from famr.storage import staging
 from famr.storage.claims import claim, lock_file, release_all
+from famr.storage.digests import check_complete, folder_digests
 from famr.storage.space import require_space
 from faults import fault, seen, told
 from small import QUICK, save_pictures, save_small
@@ -228,8 +228,8 @@ def test_half_a_file_of_a_dead_process_is_removed_and_that_of_a_living_one_is_no
 KILLED_WHILE_ADDING = """
 import os, signal, sys
 from pathlib import Path
-from famr.digests import check_complete
-from famr.runs import add_to_run, staged
+from famr.storage.digests import check_complete
+from famr.runs.folder import add_to_run, staged
 
 rename = Path.replace
 

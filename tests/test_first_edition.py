@@ -87,7 +87,7 @@ def test_the_certified_head_of_before_removes_images(kept: Path, run: Run) -> No
 
 
 def test_the_ensemble_of_before_loads_and_removes(kept: Path) -> None:
-    from famr.sisa_folder import load_sisa
+    from famr.sisa.folder import load_sisa
 
     sisa = load_sisa(kept / "sisa")
     images = famr.open_data("digits").train.take(torch.arange(200))

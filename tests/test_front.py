@@ -16,19 +16,21 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import famr
-from famr import front, setting, unlearning, watch
 from famr.anchors import FunctionAnchor
 from famr.data import Data
-from famr.edited import edited_names, only
+from famr.data.splits import some_of_each_class
+from famr.engine import prefix as front
+from famr.engine.prefix import Front, fits, frozen_front
+from famr.engine.unread import Unread
 from famr.errors import DataError
-from famr.evaluation import answers
-from famr.forget_loss import ForgetLoss, HeldOut, Passes
-from famr.front import Front, fits, frozen_front
+from famr.evaluation.evaluate import answers
 from famr.metrics.forgetting import correct
 from famr.models.classifier import logits_of
-from famr.splits import some_of_each_class
-from famr.targets import matching_temperature, without
-from famr.unread import Unread
+from famr.models.layers import edited_names, only
+from famr.targets.distributions import matching_temperature, without
+from famr.unlearn import forget as unlearning
+from famr.unlearn import setting, watch
+from famr.unlearn.forget_loss import ForgetLoss, HeldOut, Passes
 
 HERE = torch.device("cpu")
 SOME = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))

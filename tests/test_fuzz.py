@@ -23,7 +23,7 @@ import famr
 from famr.data import Data
 from famr.data.images import Images
 from famr.errors import FamrError, RequestError
-from famr.labels import match_labels
+from famr.models.labels import match_labels
 from famr.models.loading import read_config
 from small import save_small
 

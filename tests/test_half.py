@@ -15,13 +15,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 import famr
-from famr import grouping, half, unlearning
-from famr.devices import Precision
-from famr.forget_loss import ForgetLoss
-from famr.half import halved, last_layers, round_fixed, standing, weights_standing
-from famr.lean import LeanBackward, one_pass
-from famr.style import listen
-from famr.train import Trained
+from famr.engine import bf16 as half
+from famr.engine import grouping
+from famr.engine.bf16 import halved, last_layers, round_fixed, standing, weights_standing
+from famr.engine.devices import Precision
+from famr.engine.lean import LeanBackward, one_pass
+from famr.models.activations import listen
+from famr.training import Trained
+from famr.unlearn import forget as unlearning
+from famr.unlearn.forget_loss import ForgetLoss
 from small import ARCHITECTURE
 
 VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}

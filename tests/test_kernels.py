@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from famr.kernels import compiling, gelu, get_ready, toolchain
-from famr.kernels.compiling import Key, ready, source
-from famr.kernels.gelu import Gelu
-from famr.kernels.layer_norm import LANES, WARPS, WIDEST, LayerNorms, agrees, serves
-from famr.lean import LeanBackward, sum_to_last
+from famr.engine.kernels import compiling, gelu, get_ready, toolchain
+from famr.engine.kernels.compiling import Key, ready, source
+from famr.engine.kernels.gelu import Gelu
+from famr.engine.kernels.layer_norm import LANES, WARPS, WIDEST, LayerNorms, agrees, serves
+from famr.engine.lean import LeanBackward, sum_to_last
 
 CPU = torch.device("cpu")
 
@@ -95,7 +95,7 @@ def assert_near(found: list[Tensor | None], expected: list[Tensor | None]) -> No
 def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images each gradient had whose rows were summed for a bias."""
     found: list[int] = []
-    monkeypatch.setattr("famr.lean.sum_to_last", lambda given: found.append(len(given)) or sum_to_last(given))
+    monkeypatch.setattr("famr.engine.lean.sum_to_last", lambda given: found.append(len(given)) or sum_to_last(given))
     return found
 
 
@@ -415,7 +415,7 @@ def test_compiling_loads_nothing_of_torch_that_takes_long() -> None:
     """A fresh process would wait for it: `torch.cuda._compile_kernel` needs a third of a second for its imports."""
     code = """
         import contextlib, sys, torch
-        from famr.kernels import compiling
+        from famr.engine.kernels import compiling
         compiling.architecture, compiling.loaded = lambda device: "sm_90", lambda *given: given[1:]
         with contextlib.suppress(OSError) if torch.version.cuda is None else contextlib.nullcontext():
             compiling.launches("gelu", torch.device("cpu"))

@@ -6,10 +6,10 @@ from PIL import Image
 from torch import nn
 
 from famr.data import Data, Images
+from famr.data.transforms import Preprocessing
 from famr.errors import DataError
-from famr.labels import match_labels
 from famr.models import Classifier
-from famr.preprocessing import Preprocessing
+from famr.models.labels import match_labels
 
 
 def make_model(labels: tuple[str, ...] | None, outputs: int = 3, knows_its_size: bool = True) -> Classifier:

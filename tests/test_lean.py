@@ -13,10 +13,10 @@ from torchvision.models import VisionTransformer
 from transformers import ViTConfig, ViTForImageClassification
 
 import famr
-from famr import unlearning
-from famr.half import halved
-from famr.lean import LeanBackward, _LayerNorm
+from famr.engine.bf16 import halved
+from famr.engine.lean import LeanBackward, _LayerNorm
 from famr.models.classifier import logits_of
+from famr.unlearn import forget as unlearning
 from small import ARCHITECTURE
 
 VITS = ("timm ViT", "transformers ViT", "torchvision ViT")

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from famr.audits.lira import (
+from famr.audit.lira import (
     THRESHOLD,
     Population,
     lira_left_out,
@@ -19,8 +19,8 @@ from famr.audits.lira import (
     scaled_confidence,
     unlearned_against_retrained,
 )
-from famr.audits.roc import auc, roc
-from famr.audits.shadows import halves
+from famr.audit.roc import auc, roc
+from famr.audit.shadows import halves
 from famr.errors import NumericsError, RequestError
 
 

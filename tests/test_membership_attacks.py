@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import famr
-from famr.audits.lira import THRESHOLD, lira_left_out, lira_scores, population, scaled_confidence
-from famr.audits.rmia import rmia_scores, true_log_probability
-from famr.audits.roc import Scored, auc, roc
-from famr.audits.shadows import Setting, halves, train_shadows
+from famr.audit.lira import THRESHOLD, lira_left_out, lira_scores, population, scaled_confidence
+from famr.audit.rmia import rmia_scores, true_log_probability
+from famr.audit.roc import Scored, auc, roc
+from famr.audit.shadows import Setting, halves, train_shadows
 from famr.data import Data
-from famr.devices import pick_device
-from famr.evaluation import answers
+from famr.engine.devices import pick_device
+from famr.evaluation.evaluate import answers
 
 CPU = pick_device("cpu")
 

@@ -18,9 +18,9 @@ from torch import nn
 import conftest
 import famr
 from famr.data import Data
-from famr.digests import file_digest
 from famr.errors import CheckpointError, RequestError
 from famr.models.loading import head_tensors
+from famr.storage.digests import file_digest
 
 LABELS = tuple(str(digit) for digit in range(10))
 SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -354,7 +354,7 @@ def test_tied_weights_come_back(tmp_path: Path) -> None:
 
 
 def test_loading_and_measuring_leave_each_part_in_its_own_mode(original: famr.Classifier, digits: Data) -> None:
-    from famr.evaluation import accuracy_on
+    from famr.evaluation.evaluate import accuracy_on
 
     module = original.copy()
     module.module.train()

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import famr
 from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
 from famr.anchors.kfac import Factors
-from famr.batches import loader_batches
+from famr.data.loaders import loader_batches
 from famr.errors import RequestError
-from famr.natural import natural_step
+from famr.optim.natural import natural_step
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

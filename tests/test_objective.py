@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from famr.objective import (
+from famr.losses.objective import (
     combine,
     drift_bound,
     gram_matrix,

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1
-from famr import anchored_step, optimise, scarce, waking
 from famr.anchors import Held, KFACAnchor
-from famr.batches import order
+from famr.data.loaders import order
+from famr.engine import anchored_step, waking
+from famr.engine import oom as scarce
 from famr.errors import NumericsError, RequestError
-from famr.forget_loss import ForgetLoss
-from famr.natural import natural_step
-from famr.objective import target_kl, uniform_target
-from famr.optimise import epoch_seed
+from famr.losses.objective import target_kl, uniform_target
+from famr.optim.natural import natural_step
+from famr.unlearn import loop as optimise
+from famr.unlearn.forget_loss import ForgetLoss
+from famr.unlearn.loop import epoch_seed
 from traced import Traced
 
 

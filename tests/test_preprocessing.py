@@ -11,10 +11,10 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor
 from transformers import ViTImageProcessor
 
+from famr.data.resizing import resize_and_crop
+from famr.data.transforms import Interpolation, Preprocessing
 from famr.models.from_timm import timm_preprocessing
 from famr.models.from_transformers import processor_preprocessing
-from famr.preprocessing import Interpolation, Preprocessing
-from famr.resizing import resize_and_crop
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

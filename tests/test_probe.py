@@ -12,8 +12,8 @@ import famr
 from conftest import styled
 from famr.data import Data
 from famr.errors import RequestError
-from famr.probe import IMAGES, RIDGE, mean_features, probe_images, probe_target
-from famr.style import listen
+from famr.models.activations import listen
+from famr.targets.probe import IMAGES, RIDGE, mean_features, probe_images, probe_target
 
 
 def test_probe_target_is_a_logistic_regression_on_standardised_features() -> None:
@@ -47,7 +47,7 @@ def test_the_probe_is_fitted_by_one_thread_and_others_have_theirs_back(monkeypat
 
 
 def test_features_are_the_layers_activations_averaged_over_positions(original: famr.Classifier, digits: Data) -> None:
-    from famr.batches import image_batches
+    from famr.data.loaders import image_batches
 
     some = digits.train.take(torch.arange(9))
     batches = image_batches(some, original.prepared_by(), 4, torch.device("cpu"))

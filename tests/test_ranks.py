@@ -17,10 +17,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 import famr
-from famr import joining
+from famr.engine import launch as joining
+from famr.engine.distributed import Ranks, from_words, in_words, number
+from famr.engine.launch import joined, started
 from famr.errors import DataError, RequestError
-from famr.joining import joined, started
-from famr.ranks import Ranks, from_words, in_words, number
 from rank_worlds import (
     DIVISIBLE,
     METHODS,

@@ -52,7 +52,7 @@ def test_imagenet_weights_see_what_is_in_a_photograph() -> None:
     data = famr.open_data(f"parquet:{DATA / 'tiny-imagenet-100'}")
     wnids = data.train.column("wnid")
     goldfish = torch.tensor([wnid == "n01443537" for wnid in wnids])
-    from famr.evaluation import answers
+    from famr.evaluation.evaluate import answers
 
     model = famr.load_model("timm:vit_tiny_patch16_224", weights=WEIGHTS)
     found = answers(model, data.train.where(goldfish).take(torch.arange(16)), torch.device("cpu"))

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import famr
 from audited import same_weights, weights_of, with_low_bias
-from famr.audits.head_check import head_of
-from famr.audits.relearning import (
+from famr.audit.head_check import head_of
+from famr.audit.relearning import (
     BACK,
     CHECKED,
     Lessons,
@@ -23,8 +23,8 @@ from famr.audits.relearning import (
     relearning,
     taught_and_checked,
 )
-from famr.batches import image_batches
 from famr.data import Data
+from famr.data.loaders import image_batches
 from famr.errors import DataError, NumericsError, RequestError
 
 CPU = torch.device("cpu")

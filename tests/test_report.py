@@ -18,12 +18,11 @@ import torch
 import famr
 from chromium import BROWSER, WIDTHS, chromium
 from conftest import Outcome, alg1
-from famr.audits.collateral import ClassChange
-from famr.audits.verdict import read_thresholds
+from famr.audit.collateral import ClassChange
+from famr.audit.verdict import read_thresholds
 from famr.data import Data
-from famr.digests import check_complete
 from famr.errors import RequestError, StorageError
-from famr.evaluation import answers
+from famr.evaluation.evaluate import answers
 from famr.report.build import build_report
 from famr.report.content import Report, Table, Text
 from famr.report.escaping import as_csv, visible
@@ -35,6 +34,7 @@ from famr.report.left_to_people import BLANK, BOX
 from famr.report.measure import measure
 from famr.report.verdict import verdict
 from famr.report.write import pages
+from famr.storage.digests import check_complete
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -9,10 +9,10 @@ from PIL import Image
 
 from famr.data import Data, Images
 from famr.data.images import UNKNOWN
+from famr.data.request import Request, read_samples
+from famr.data.splits import Splits, forget_only, some_of_each_class, split
 from famr.errors import RequestError
-from famr.request import Request, read_samples
-from famr.setting import what_is_at_hand
-from famr.splits import Splits, forget_only, some_of_each_class, split
+from famr.unlearn.setting import what_is_at_hand
 
 LABELS = ("Cat", "dog", "owl", "oak tree", "pine tree", "rose")
 

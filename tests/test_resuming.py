@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import famr
 from conftest import SMALL_VIT
-from famr.augmentation import Augmentation
 from famr.data import Data
+from famr.data.augmentation import Augmentation
 from famr.errors import CheckpointError, FamrError, RequestError
-from famr.history import HistoryRow
-from famr.resuming import Unfinished
-from famr.train import TrainingRow
+from famr.runs.resume import Unfinished
+from famr.training import TrainingRow
+from famr.unlearn.history import HistoryRow
 
 QUICK = famr.FAMR(strength=100.0, epochs=3, function_images=2, fisher_images=20, batch_size=64)
 METHODS = {

@@ -18,7 +18,7 @@ import pytest
 from conftest import Outcome
 from famr.bench import speed_ceiling
 from famr.cli import speed_running
-from famr.digests import check_complete, file_digest, folder_digests
+from famr.storage.digests import check_complete, file_digest, folder_digests
 from small import ARCHITECTURE, AS_OPTIONS, QUICK, save_pictures
 
 KILLED = -9
@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from famr.bench import speed_ceiling
 from famr.cli.main import main
-from famr.resuming import Unfinished
+from famr.runs.resume import Unfinished
 
 torch.set_num_threads(1)
 speed_ceiling.SIDES = {"cpu": (64, 128)}

@@ -9,9 +9,9 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from famr.audits.rmia import log_marginal, rmia_scores, true_log_probability
-from famr.audits.roc import Scored, auc, roc
-from famr.audits.shadows import halves
+from famr.audit.rmia import log_marginal, rmia_scores, true_log_probability
+from famr.audit.roc import Scored, auc, roc
+from famr.audit.shadows import halves
 from famr.errors import NumericsError, RequestError
 
 

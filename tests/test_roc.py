@@ -10,13 +10,13 @@ from scipy.stats import beta, binom, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
-from famr.audits.lira import (
+from famr.audit.lira import (
     Population,
     lira_left_out,
     population,
 )
-from famr.audits.roc import Interval, Scored, auc, image_auc, roc, tpr_at
-from famr.audits.shadows import halves
+from famr.audit.roc import Interval, Scored, auc, image_auc, roc, tpr_at
+from famr.audit.shadows import halves
 from famr.errors import NumericsError, RequestError
 
 

@@ -13,10 +13,10 @@ import pytest
 
 import famr
 from conftest import alg1
-from famr.card import unlearned_card
-from famr.digests import check_complete, file_digest, folder_digests
 from famr.errors import CheckpointError, RequestError, StorageError
-from famr.runs import read_unlearning, staged
+from famr.runs.card import unlearned_card
+from famr.runs.folder import read_unlearning, staged
+from famr.storage.digests import check_complete, file_digest, folder_digests
 
 
 @pytest.fixture(scope="module")

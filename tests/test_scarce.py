@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import famr
+from famr.data.splits import Splits
+from famr.engine.bf16 import halved
+from famr.engine.lean import LeanBackward
+from famr.engine.oom import Scarce, blocks, in_halves, part_size, recomputed
 from famr.errors import NumericsError
-from famr.half import halved
-from famr.lean import LeanBackward
-from famr.scarce import Scarce, blocks, in_halves, part_size, recomputed
-from famr.splits import Splits
 from small import ARCHITECTURE
 
 LIBC = ctypes.CDLL(None)

@@ -11,9 +11,9 @@ import pytest
 
 import famr
 from famr.data import Data
+from famr.data.splits import Earlier
 from famr.errors import RequestError
-from famr.runs import earlier_runs
-from famr.splits import Earlier
+from famr.runs.folder import earlier_runs
 
 
 def after_three(digits: Data, second: str = "5", drift: float = 0.5) -> famr.Splits:

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 import famr
-from famr.audits import shadows as module
-from famr.audits.shadows import Method, Setting, ShadowDone, Shadows, halves, train_references, train_shadows
+from famr.audit import shadows as module
+from famr.audit.shadows import Method, Setting, ShadowDone, Shadows, halves, train_references, train_shadows
 from famr.data import Data, Images
-from famr.devices import pick_device
+from famr.engine.devices import pick_device
 from famr.errors import NumericsError, RequestError, StorageError
-from famr.evaluation import answers
+from famr.evaluation.evaluate import answers
 
 CPU = pick_device("cpu")
 BRIEF = famr.Training(epochs=1, batch_size=16, learning_rate=1e-2, augmentation=None)
@@ -196,7 +196,7 @@ import sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_shadows import BRIEF, tiny
-from famr.audits.shadows import Setting, train_shadows
+from famr.audit.shadows import Setting, train_shadows
 from famr.data import open_data
 setting = Setting(tiny, open_data("digits").train.take(torch.arange(40)), training=BRIEF)
 events = []

@@ -14,17 +14,17 @@ from torch import nn
 
 import famr
 from conftest import SMALL_VIT, Outcome
-from famr.augmentation import Augmentation
 from famr.certificates.claims import Certificate
 from famr.data import Data, Images
-from famr.digests import folder_digests
+from famr.data.augmentation import Augmentation
 from famr.errors import CheckpointError, DataError, RequestError
-from famr.evaluation import accuracy_on, answers
-from famr.removal import ids_digest
-from famr.sharding import Plan, Stage, shown, slice_epochs
-from famr.sisa import Shard, Sisa, train_sisa
-from famr.sisa_folder import load_sisa
-from famr.voting import majority_answer, mean_answer
+from famr.evaluation.evaluate import accuracy_on, answers
+from famr.sisa.ensemble import Shard, Sisa, train_sisa
+from famr.sisa.folder import load_sisa
+from famr.sisa.plan import Plan, Stage, shown, slice_epochs
+from famr.sisa.removal import ids_digest
+from famr.sisa.voting import majority_answer, mean_answer
+from famr.storage.digests import folder_digests
 
 PREPROCESSING = famr.Preprocessing(8, (8, 8), (0.5,), (0.5,))
 TRAINING = famr.Training(epochs=4, batch_size=16, learning_rate=3e-3, augmentation=Augmentation(0.9, mirror=False))
@@ -246,7 +246,7 @@ def test_only_touched_slices_are_trained_again(sisa: Sisa, images: Images, monke
         trained.append((len(images), training.epochs))
         return famr.fit(model, images, training, seed=seed, device=device)
 
-    monkeypatch.setattr("famr.sisa.fit", counting)
+    monkeypatch.setattr("famr.sisa.ensemble.fit", counting)
     events: list[Stage] = []
     ids = [*in_place(images, sisa.plan, 0, 2)[:1], *in_place(images, sisa.plan, 2, 1)[:2]]
     unlearned, removal = sisa.forget(images, ids, device="cpu", on_stage=events.append)

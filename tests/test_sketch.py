@@ -12,8 +12,8 @@ import famr
 from conftest import alg1
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import SPECTRA, kfac_factors
-from famr.batches import EVALUATION_BATCH, image_batches, order
 from famr.data import Data
+from famr.data.loaders import EVALUATION_BATCH, image_batches, order
 from famr.errors import CheckpointError, RequestError
 from famr.models.classifier import evaluating, logits_of
 

@@ -11,11 +11,11 @@ import pytest
 
 import famr
 from conftest import alg1
-from famr import forget_loss
+from famr.config import FAMR
 from famr.data import Data
 from famr.errors import GateError
-from famr.method import FAMR
-from famr.strength import START, TRIALS, Outcome, next_firmness, require_outcome, seek_strength, with_firmness
+from famr.unlearn import forget_loss
+from famr.unlearn.search import START, TRIALS, Outcome, next_firmness, require_outcome, seek_strength, with_firmness
 
 FINE = Outcome(
     strength=1.0,

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 import famr
 from audited import same_weights, weights_of
 from conftest import styled
-from famr.audits import style_audit
-from famr.audits.audit import audit
-from famr.audits.probes import few_of_each
-from famr.audits.style_audit import gram_features, style_read, upper_half
-from famr.audits.witness import StyleLayer
+from famr.audit import style_audit
+from famr.audit.audit import audit
+from famr.audit.probes import few_of_each
+from famr.audit.style_audit import gram_features, style_read, upper_half
+from famr.audit.witness import StyleLayer
 from famr.data import Data
 from famr.errors import DataError, RequestError
-from famr.probe import RIDGE
+from famr.targets.probe import RIDGE
 
 CPU = torch.device("cpu")
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import famr
 from audited import same_weights, weights_of, with_low_bias
-from famr.audits.head_check import head_of
-from famr.audits.survival import exported, halved, quantised, rounded, survival
+from famr.audit.head_check import head_of
+from famr.audit.survival import exported, halved, quantised, rounded, survival
 from famr.errors import NumericsError
-from famr.evaluation import answers
+from famr.evaluation.evaluate import answers
 from famr.models import onnx
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_each_change_is_measured_on_the_images_given(original: famr.Classifier, 
     }
     assert set(found["o"].changed) == {"int8", "bf16", "fp16", "onnx"}
     assert found["o"].accuracy("onnx") == pytest.approx(float(found["o"].as_it_is.mean()), abs=0.01)
-    scores = famr.evaluation.compare(None, original, None, without_three, device="cpu").unlearned
+    scores = famr.evaluation.evaluate.compare(None, original, None, without_three, device="cpu").unlearned
     assert float(found["o"].as_it_is.mean()) == scores.forget_accuracy
     for change in ("int8", "bf16", "fp16"):
         assert found["o"].accuracy(change) == pytest.approx(scores.forget_accuracy, abs=0.03)

@@ -9,9 +9,9 @@ import famr
 from conftest import alg1
 from famr.data import Data
 from famr.errors import RequestError
-from famr.evaluation import answers
+from famr.evaluation.evaluate import answers
 from famr.metrics.forgetting import entropy
-from famr.targets import margins, masked_target, matching_temperature, reference_target, tempered_target
+from famr.targets.distributions import margins, masked_target, matching_temperature, reference_target, tempered_target
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

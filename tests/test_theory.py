@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import famr
 from conftest import alg1
 from famr.anchors import Held, L2Anchor
-from famr.batches import loader_batches
-from famr.objective import target_kl, uniform_target
-from famr.optimise import minimise
+from famr.data.loaders import loader_batches
+from famr.losses.objective import target_kl, uniform_target
+from famr.unlearn.loop import minimise
 
 STRENGTH = 0.5
 

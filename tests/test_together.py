@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1, styled
-from famr import optimise, together
 from famr.anchors import FunctionAnchor, Held, L2Anchor
-from famr.batches import Batch
+from famr.config import FAMR
 from famr.data import Data
-from famr.method import FAMR
-from famr.together import Together, held_together
+from famr.data.loaders import Batch
+from famr.engine import together
+from famr.engine.together import Together, held_together
+from famr.unlearn import loop as optimise
 
 Weights = list[Tensor]
 

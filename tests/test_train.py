@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import famr
-from famr import train, waking
-from famr.augmentation import Augmentation, augment
-from famr.batches import Batch
+from famr import training as train
 from famr.data import Data, Images
+from famr.data.augmentation import Augmentation, augment
+from famr.data.loaders import Batch
+from famr.engine import waking
 from famr.errors import NumericsError, RequestError
-from famr.train import Trained
+from famr.training import Trained
 
 SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 2}
 
@@ -23,7 +24,7 @@ def start(digits: Data) -> famr.Classifier:
 
 
 def test_training_learns_the_digits(trained: Trained, digits: Data) -> None:
-    from famr.evaluation import accuracy_on
+    from famr.evaluation.evaluate import accuracy_on
 
     assert digits.test is not None
     assert accuracy_on(trained.model, digits.test, torch.device("cpu")) > 0.9  # type: ignore[operator]

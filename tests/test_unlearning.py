@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1, styled
-from famr import forget_loss, front, unlearning
-from famr.batches import Batch
 from famr.data import Data
+from famr.data.loaders import Batch
+from famr.engine import prefix as front
+from famr.engine.unread import Unread
 from famr.errors import CheckpointError, DataError, RequestError
-from famr.history import HistoryRow
-from famr.objective import gram_matrix
-from famr.style import listen, mean_gram
-from famr.unread import Unread
+from famr.losses.objective import gram_matrix
+from famr.models.activations import listen, mean_gram
+from famr.unlearn import forget as unlearning
+from famr.unlearn import forget_loss
+from famr.unlearn.history import HistoryRow
 
 
 def loader(classes: int = 4) -> torch.utils.data.DataLoader[tuple[Tensor, ...]]:

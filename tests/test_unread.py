@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import famr
-from famr import unlearning, waking
-from famr.attention import Asked, Layout
-from famr.ranks import ALONE
-from famr.setting import shape_of_one
-from famr.unread import AT_ONCE, Unread, unread
-from famr.waking import Coming, Looking, looking
+from famr.engine import waking
+from famr.engine.attention import Asked, Layout
+from famr.engine.distributed import ALONE
+from famr.engine.unread import AT_ONCE, Unread, unread
+from famr.engine.waking import Coming, Looking, looking
+from famr.unlearn import forget as unlearning
+from famr.unlearn.setting import shape_of_one
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 
@@ -221,8 +222,8 @@ FEW_IMAGES = Coming(looked_at=9, images=9, passes=9)
 
 
 def test_a_style_is_read_off_all_tokens(original: famr.Classifier, without_three: famr.Splits) -> None:
-    from famr.forget_loss import ForgetLoss, forget_loss
-    from famr.setting import passes_of
+    from famr.unlearn.forget_loss import ForgetLoss, forget_loss
+    from famr.unlearn.setting import passes_of
 
     place = torch.device("cpu")
     for style, layers in ((False, 3), (True, 0)):
@@ -245,8 +246,8 @@ def asleep(monkeypatch: pytest.MonkeyPatch) -> set[torch.device]:
 def test_a_copy_that_is_asked_beside_finds_the_same(
     original: famr.Classifier, without_three: famr.Splits, asleep: set[torch.device]
 ) -> None:
-    from famr.forget_loss import ForgetLoss, forget_loss
-    from famr.setting import passes_of
+    from famr.unlearn.forget_loss import ForgetLoss, forget_loss
+    from famr.unlearn.setting import passes_of
 
     place = torch.device("cpu")
     method = replace(famr.FAMR(), target="uniform", precision="fp32")
@@ -363,8 +364,8 @@ def test_a_device_without_such_kernels_is_no_error() -> None:
 def test_a_copy_is_woken_once_and_then_the_network_itself_is_asked(
     original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from famr.forget_loss import ForgetLoss, forget_loss
-    from famr.setting import passes_of
+    from famr.unlearn.forget_loss import ForgetLoss, forget_loss
+    from famr.unlearn.setting import passes_of
 
     method, place = replace(famr.FAMR(), target="uniform", precision="fp32"), torch.device("cpu")
     copies: list[famr.Classifier] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from famr.audits.verdict import Audit, Figure, check, overall, read_thresholds, verdict_of
+from famr.audit.verdict import Audit, Figure, check, overall, read_thresholds, verdict_of
 from famr.errors import RequestError
 
 

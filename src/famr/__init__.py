@@ -20,39 +20,39 @@ from famr._version import __version__
 
 if TYPE_CHECKING:
     from famr.certificates.certify import certify
+    from famr.config import FAMR
     from famr.data import open_data
+    from famr.data.request import Request
+    from famr.data.splits import Splits, forget_only, split
+    from famr.data.transforms import Preprocessing
     from famr.errors import FamrError
-    from famr.evaluation import compare, evaluate
-    from famr.method import FAMR
+    from famr.evaluation.evaluate import compare, evaluate
     from famr.models import Classifier, load_model, new_model
-    from famr.preprocessing import Preprocessing
-    from famr.request import Request
-    from famr.sketch import Sketch, take_sketch
-    from famr.splits import Splits, forget_only, split
-    from famr.train import Training, fit
-    from famr.unlearning import Unlearned, forget
+    from famr.training import Training, fit
+    from famr.unlearn.forget import Unlearned, forget
+    from famr.unlearn.sketch import Sketch, take_sketch
 
 _HOME = {
-    "FAMR": "method",
+    "FAMR": "config",
     "Classifier": "models",
     "FamrError": "errors",
-    "Preprocessing": "preprocessing",
-    "Request": "request",
-    "Sketch": "sketch",
-    "Splits": "splits",
-    "Training": "train",
-    "Unlearned": "unlearning",
+    "Preprocessing": "data.transforms",
+    "Request": "data.request",
+    "Sketch": "unlearn.sketch",
+    "Splits": "data.splits",
+    "Training": "training",
+    "Unlearned": "unlearn.forget",
     "certify": "certificates.certify",
-    "compare": "evaluation",
-    "evaluate": "evaluation",
-    "fit": "train",
-    "forget": "unlearning",
-    "forget_only": "splits",
+    "compare": "evaluation.evaluate",
+    "evaluate": "evaluation.evaluate",
+    "fit": "training",
+    "forget": "unlearn.forget",
+    "forget_only": "data.splits",
     "load_model": "models",
     "new_model": "models",
     "open_data": "data",
-    "split": "splits",
-    "take_sketch": "sketch",
+    "split": "data.splits",
+    "take_sketch": "unlearn.sketch",
 }
 
 __all__ = [

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import Spectra, covered, kfac_factors
-from famr.batches import (
+from famr.data import Images
+from famr.data.loaders import (
     Batches,
     LabelledImages,
     image_batches,
@@ -21,15 +22,14 @@ from famr.batches import (
     order,
     pass_size,
 )
-from famr.data import Images
+from famr.data.splits import Splits, some_of_each_class
+from famr.engine.distributed import ALONE, Ranks
+from famr.engine.finite import naming
 from famr.errors import RequestError
-from famr.finite import naming
-from famr.forget_loss import ForgetLoss
 from famr.models.classifier import logits_of
-from famr.optimise import trainable
-from famr.ranks import ALONE, Ranks
-from famr.sketch import Sketch
-from famr.splits import Splits, some_of_each_class
+from famr.unlearn.forget_loss import ForgetLoss
+from famr.unlearn.loop import trainable
+from famr.unlearn.sketch import Sketch
 
 
 def starting_weights(module: nn.Module, original: nn.Module | None) -> list[Tensor]:

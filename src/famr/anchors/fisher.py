@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from famr.batches import Batch
-from famr.finite import Sums
-from famr.scarce import part_size
+from famr.data.loaders import Batch
+from famr.engine.finite import Sums
+from famr.engine.oom import part_size
 
 MICRO_BATCH = 32
 GRADIENT_NUMBERS = 2**27

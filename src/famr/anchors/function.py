@@ -8,10 +8,10 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from famr.batches import Batch, Batches
+from famr.data.loaders import Batch, Batches
+from famr.engine.distributed import ALONE, Ranks
+from famr.engine.oom import cut, in_halves
 from famr.metrics.forgetting import kl_divergence
-from famr.ranks import ALONE, Ranks
-from famr.scarce import cut, in_halves
 
 MEASURED = 256
 """So many images tell the penalty well enough for a record of the run."""

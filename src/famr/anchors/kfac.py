@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from famr.anchors.fisher import draw_labels, shrunk
-from famr.batches import Batch
+from famr.data.loaders import Batch
+from famr.engine.finite import Sums
+from famr.engine.oom import part_size
 from famr.errors import NumericsError
-from famr.finite import Sums
-from famr.scarce import part_size
 
 MICRO_BATCH = 64
 RIDGES = (0.0, 1e-12, 1e-9)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from famr.objective import l2_penalty
+from famr.losses.objective import l2_penalty
 
 
 @dataclass(frozen=True, eq=False)

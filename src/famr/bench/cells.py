@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from famr.alternatives import Alternative
+from famr.baselines import Alternative
 from famr.bench.looks import Said, Views, distance, look, measures
 from famr.bench.records import as_json
 from famr.bench.references import Reference
 from famr.bench.tasks import Task
-from famr.devices import Precision
+from famr.data.splits import Splits
+from famr.engine.devices import Precision
 from famr.errors import FamrError
 from famr.models import Classifier
-from famr.splits import Splits
 
 SHOWN = {"retain_accuracy": "Ret", "forget_accuracy": "For"}
 

@@ -10,9 +10,9 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from famr.alternatives import Alternative, Ours, Retrain, every_method
+from famr.baselines import Alternative, Ours, Retrain, every_method
+from famr.config import FAMR
 from famr.errors import RequestError
-from famr.method import FAMR
 
 PAPER = "FAMR as in the paper"
 EVERY = "all"

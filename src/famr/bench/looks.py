@@ -9,17 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from famr.batches import Batches, looks
 from famr.data import Images
-from famr.devices import Precision
+from famr.data.loaders import Batches, looks
+from famr.data.splits import Splits
+from famr.data.transforms import Preprocessing
+from famr.engine.devices import Precision
 from famr.errors import DataError, NumericsError
-from famr.evaluation import Answers, collect, placed
+from famr.evaluation.evaluate import Answers, collect, placed
 from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
 from famr.metrics.membership import mia_efficacy
 from famr.metrics.retraining import average_gap, js_divergence
 from famr.models import Classifier
-from famr.preprocessing import Preprocessing
-from famr.splits import Splits
 
 SHOWN_TO_METHODS = 5
 """One test image in so many is shown to the methods, which may need held-out images; the others are scored."""

@@ -10,11 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from famr.alternatives import Ours
+from famr.baselines import Ours
 from famr.bench.contenders import PAPER, Contender, slug
 from famr.bench.records import Records, as_json, results, write_whole
+from famr.config import FAMR
 from famr.errors import RequestError
-from famr.method import FAMR
 
 SIZES = {
     "ViT-Ti": "timm:vit_tiny_patch16_224",

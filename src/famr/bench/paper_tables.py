@@ -10,8 +10,8 @@ from famr.bench.paper_setting import DEFAULT, SIZES, cells_of, printed
 from famr.bench.statements import statements
 from famr.bench.statistics import mean_of
 from famr.bench.tables import done, written
+from famr.metrics.tables import COLUMNS, in_percent
 from famr.report.content import Block, Bullets, Report, Section, Table, Text
-from famr.tables import COLUMNS, in_percent
 
 OURS = {PAPER: "Alg. 1", DEFAULT: "default"}
 SHOWN = {name: title for name, title in COLUMNS.items() if name != "forget_test_accuracy"}

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from famr.bench.contenders import file_stem
-from famr.digests import COMPLETE
 from famr.errors import RequestError, StorageError
-from famr.runs import whole_file
+from famr.runs.folder import whole_file
+from famr.storage.digests import COMPLETE
 
 Part = Literal["cells", "tuning"]
 TRAINED = ("originals", "references")

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from famr.bench.looks import Marks, Said
-from famr.evaluation import Answers
+from famr.evaluation.evaluate import Answers
 from famr.models.weights import share_as_umask_says
-from famr.runs import whole_file
+from famr.runs.folder import whole_file
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from famr.alternatives import Alternative, Retrain, SisaRemoval
-from famr.batches import looks
+from famr.baselines import Alternative, Retrain, SisaRemoval
 from famr.bench.cells import Case, in_a_line
 from famr.bench.contenders import Contender, file_stem
 from famr.bench.looks import TUNING_SCORED, Views, apart, look
@@ -21,16 +20,17 @@ from famr.bench.spreading import Spread, spread
 from famr.bench.tables import results_page
 from famr.bench.tasks import Task, tuned_on
 from famr.bench.tuning import best_trial, within
-from famr.evaluation import collect, placed
+from famr.data.loaders import looks
+from famr.data.splits import Splits
+from famr.engine.distributed import ALONE, Ranks
+from famr.evaluation.evaluate import collect, placed
 from famr.models import Classifier
 from famr.models.weights import load_weights, read_weights, save_weights
-from famr.ranks import ALONE, Ranks
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
-from famr.runs import environment, whole_file
-from famr.sisa import train_sisa
-from famr.splits import Splits
-from famr.train import fit
+from famr.runs.folder import environment, whole_file
+from famr.sisa.ensemble import train_sisa
+from famr.training import fit
 
 Say = Callable[[str], None]
 

@@ -8,20 +8,20 @@ from typing import Any, get_args
 
 import torch
 
-from famr.alternatives import Alternative, SisaRemoval
-from famr.alternatives.alternative import kind_of
+from famr.baselines import Alternative, SisaRemoval
+from famr.baselines.alternative import kind_of
 from famr.bench.contenders import Contender
 from famr.bench.looks import MIA_IMAGES, RETAINED_SCORED, SHOWN_TO_METHODS, TUNING_SCORED, apart
 from famr.bench.records import Key
 from famr.bench.tasks import Task, tuned_on
 from famr.bench.tuning import variants
 from famr.data import Data
-from famr.devices import Precision, pick_device
+from famr.data.splits import Splits, split
+from famr.engine.devices import Precision, pick_device
 from famr.errors import RequestError
-from famr.labels import require_same_labels
 from famr.models import Classifier
-from famr.splits import Splits, split
-from famr.train import COMPILE_FROM_STEPS, Training
+from famr.models.labels import require_same_labels
+from famr.training import COMPILE_FROM_STEPS, Training
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,13 +31,13 @@ from famr.bench.speed_subject import (
     synthetic,
 )
 from famr.bench.speed_subject import size_named as size_named
-from famr.devices import Precision, pick_device
+from famr.config import FAMR
+from famr.engine.devices import Precision, pick_device
+from famr.engine.kernels.compiling import in_use
 from famr.errors import RequestError
-from famr.kernels.compiling import in_use
-from famr.method import FAMR
 from famr.models import Classifier
-from famr.runs import environment
-from famr.train import Training, fit
+from famr.runs.folder import environment
+from famr.training import Training, fit
 
 STAGES = ("ceiling", "retraining", "loops", "fresh", "memory", "growth", "alternatives")
 OF_A_MODEL = ("retraining", "loops", "fresh", "memory", "growth")

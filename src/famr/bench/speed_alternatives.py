@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-from famr.alternatives import FineTune, Ours, SalUn, Scrub
-from famr.alternatives.alternative import Alternative, Outcome
-from famr.augmentation import Augmentation
+from famr.baselines import FineTune, Ours, SalUn, Scrub
+from famr.baselines.alternative import Alternative, Outcome
 from famr.bench.speed_loops import metrics, prepared_images, run_plain
+from famr.config import FAMR
 from famr.data import open_data
+from famr.data.augmentation import Augmentation
+from famr.data.request import Request
+from famr.data.splits import Splits, split
 from famr.errors import NumericsError
-from famr.method import FAMR
 from famr.models import Classifier, new_model
-from famr.request import Request
-from famr.splits import Splits, split
-from famr.train import Training, fit
+from famr.training import Training, fit
 
 FORGOTTEN = "3"
 MODEL = "timm:vit_tiny_patch16_224"

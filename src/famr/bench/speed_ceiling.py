@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from famr.bench.speed_loops import wait_for
-from famr.devices import Precision
+from famr.engine.devices import Precision
 
 SIDES = {"cuda": (4096, 8192, 16384), "mps": (2048, 4096), "cpu": (512, 1024, 2048)}
 REPEATS = 10

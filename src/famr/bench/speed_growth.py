@@ -11,7 +11,7 @@ import torch
 
 from famr.bench.speed_loops import run_ours
 from famr.bench.speed_subject import forgetting, synthetic
-from famr.method import FAMR
+from famr.config import FAMR
 from famr.models import Classifier
 
 DECADES = (1, 10, 100)

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from famr.batches import image_batches, order
-from famr.defaults import LATE
-from famr.devices import Precision, autocast
-from famr.evaluation import Answers, answers_to, compare_answers
-from famr.method import FAMR
+from famr.config import FAMR
+from famr.data.loaders import image_batches, order
+from famr.data.splits import Splits
+from famr.engine.devices import Precision, autocast
+from famr.evaluation.evaluate import Answers, answers_to, compare_answers
+from famr.metrics.tables import COLUMNS
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.optimise import epoch_seed
-from famr.splits import Splits
-from famr.tables import COLUMNS
-from famr.unlearning import forget
+from famr.unlearn.forget import forget
+from famr.unlearn.loop import epoch_seed
+from famr.unlearn.resolve import LATE
 
 SETTLING = 2
 """Epochs at the start of a call that do not count as steady: there the device warms up, and steps are captured."""

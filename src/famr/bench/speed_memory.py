@@ -16,14 +16,14 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional as F
 
-from famr.batches import image_batches
 from famr.bench.speed_loops import run_ours, wait_for
 from famr.bench.speed_process import given, in_a_process
-from famr.devices import autocast
-from famr.method import FAMR
+from famr.config import FAMR
+from famr.data.loaders import image_batches
+from famr.data.splits import Splits
+from famr.engine.devices import autocast
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.splits import Splits
 
 What = Literal["fine-tuning", "ours"]
 SLACK = 1.05

@@ -7,8 +7,8 @@ from typing import Any
 
 from famr.bench.speed import done
 from famr.bench.speed_checks import NO_TIE, Check, checks
+from famr.metrics.tables import COLUMNS, NOT_AVAILABLE, in_percent
 from famr.report.content import Block, Bullets, Report, Section, Table, Text
-from famr.tables import COLUMNS, NOT_AVAILABLE, in_percent
 
 MIB = 1 << 20
 LOOPS = {"ours": "ours", "plain": "plain", "late": "ours, last layers"}

@@ -12,10 +12,10 @@ import torch
 
 from famr.bench.speed_loops import numbers
 from famr.bench.speed_subject import Named, forgetting, made, synthetic
+from famr.config import FAMR
+from famr.data.splits import Splits
 from famr.errors import NumericsError
-from famr.method import FAMR
 from famr.models import Classifier
-from famr.splits import Splits
 
 PATIENCE = 900
 """Seconds after which a process that is measured has hung."""

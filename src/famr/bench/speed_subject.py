@@ -20,11 +20,11 @@ from torch import nn
 
 from famr.bench.paper_setting import SIZES, size_called
 from famr.data import Data, Images
+from famr.data.request import Request
+from famr.data.splits import Splits, split
+from famr.data.transforms import Preprocessing
+from famr.engine.unread import Unread
 from famr.models import Classifier, load_model, new_model
-from famr.preprocessing import Preprocessing
-from famr.request import Request
-from famr.splits import Splits, split
-from famr.unread import Unread
 
 LABELS = tuple(str(number) for number in range(10))
 FORGOTTEN = LABELS[0]

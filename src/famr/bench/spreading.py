@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
+from famr.engine.distributed import Ranks, from_words, in_words
+from famr.engine.launch import timeout
 from famr.errors import NumericsError
-from famr.joining import timeout
-from famr.ranks import Ranks, from_words, in_words
 
 BEAT = 0.1
 """Seconds between two signs of life."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from famr.data import Data
+from famr.data.request import Request
 from famr.errors import RequestError
-from famr.request import Request
 
 DRAW = 2025
 TUNING_DRAW = 7

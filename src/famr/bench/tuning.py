@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from famr.alternatives import Alternative, Steps
+from famr.baselines import Alternative, Steps
 
 
 def variants(method: Alternative, most: int, epochs: int | None = None) -> list[Alternative]:
@@ -15,7 +15,7 @@ def variants(method: Alternative, most: int, epochs: int | None = None) -> list[
 
     `epochs`: over the retained images at most; trials that do not differ then are one.
 
-    >>> from famr.alternatives import FineTune, Scrub
+    >>> from famr.baselines import FineTune, Scrub
     >>> [variant.steps.learning_rate for variant in variants(FineTune(), 3)]
     [0.001, 0.01, 0.1]
     >>> len(variants(Scrub(), 6)), len(variants(Scrub(), 6, epochs=1))
@@ -38,7 +38,7 @@ def variants(method: Alternative, most: int, epochs: int | None = None) -> list[
 def within(method: Alternative, epochs: int | None) -> Alternative:
     """The method with at most so many epochs over the retained images; one that does not take any is as it is.
 
-    >>> from famr.alternatives import Delete, FineTune
+    >>> from famr.baselines import Delete, FineTune
     >>> within(FineTune(), 2).steps.epochs, within(FineTune(), None).steps.epochs, within(Delete(), 2).steps.epochs
     (2, 10, 20)
     """

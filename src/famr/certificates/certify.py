@@ -9,7 +9,6 @@ import torch
 
 from famr.anchors import FunctionAnchor, Held, WeightAnchor
 from famr.anchors.choose import anchors_for, from_sketch
-from famr.batches import EVALUATION_BATCH, image_batches, order
 from famr.certificates.claims import Certificate, Claim
 from famr.certificates.conjugate_gradient import Solution
 from famr.certificates.curvature import flat
@@ -23,16 +22,17 @@ from famr.certificates.link import (
 )
 from famr.certificates.resting import RestingObjective
 from famr.data import Images
-from famr.devices import pick_device, repeatable
+from famr.data.loaders import EVALUATION_BATCH, image_batches, order
+from famr.data.splits import Splits
+from famr.engine.devices import pick_device, repeatable
 from famr.errors import NumericsError, RequestError
-from famr.forget_loss import ForgetLoss, Passes, forget_loss
-from famr.labels import require_same_labels
 from famr.models import Classifier
-from famr.optimise import trainable
-from famr.setting import edited, passes_of, what_is_at_hand
-from famr.sketch import Sketch
-from famr.splits import Splits
-from famr.unlearning import Unlearned
+from famr.models.labels import require_same_labels
+from famr.unlearn.forget import Unlearned
+from famr.unlearn.forget_loss import ForgetLoss, Passes, forget_loss
+from famr.unlearn.loop import trainable
+from famr.unlearn.setting import edited, passes_of, what_is_at_hand
+from famr.unlearn.sketch import Sketch
 
 LANCZOS_STEPS = 30
 RETAINED_IMAGES = 500

@@ -10,8 +10,8 @@ from famr.certificates.claims import Assumption, Claim, bounded
 from famr.certificates.curvature import gradient
 from famr.certificates.lanczos import Spectrum, extreme_eigenvalues
 from famr.certificates.resting import RestingObjective
-from famr.method import FAMR
-from famr.objective import drift_bound, target_kl
+from famr.config import FAMR
+from famr.losses.objective import drift_bound, target_kl
 
 STATIONARY = 1e-3
 """The relative residual up to which a point is called stationary."""

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from famr.anchors import FisherAnchor, KFACAnchor
-from famr.batches import Batches
 from famr.certificates.claims import Assumption, Claim, bounded
 from famr.certificates.conjugate_gradient import Solution, solve_damped
 from famr.certificates.curvature import flat, gauss_newton_product, gradient, shaped
 from famr.certificates.lipschitz import local_lipschitz
 from famr.certificates.resting import MICRO_BATCH, in_parts
+from famr.data.loaders import Batches
+from famr.engine.oom import part_size
 from famr.errors import CheckpointError
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.scarce import part_size
 
 DAMPING = 0.01
 """For each retained image: added to the mean curvature of the retained loss."""

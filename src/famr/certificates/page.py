@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from famr.certificates.claims import KINDS, Certificate, Claim
-from famr.request import Request
+from famr.data.request import Request
 
 
 def certificate_page(certificate: Certificate) -> str:

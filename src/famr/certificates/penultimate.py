@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from famr.batches import EVALUATION_BATCH, image_batches
 from famr.data import Images
+from famr.data.loaders import EVALUATION_BATCH, image_batches
 from famr.errors import RequestError
-from famr.evaluation import placed
+from famr.evaluation.evaluate import placed
 from famr.models import Classifier
 from famr.models.classifier import evaluating
 

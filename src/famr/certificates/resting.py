@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from famr.anchors import FunctionAnchor, WeightAnchor
-from famr.batches import Batch
 from famr.certificates.curvature import Product, flat, gradient, hessian_product, shaped
-from famr.forget_loss import ForgetLoss, Passes
+from famr.data.loaders import Batch
+from famr.engine.oom import part_size
+from famr.losses.objective import combine
 from famr.metrics.forgetting import kl_divergence
-from famr.objective import combine
-from famr.scarce import part_size
+from famr.unlearn.forget_loss import ForgetLoss, Passes
 
 MICRO_BATCH = 32
 

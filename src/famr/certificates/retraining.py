@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from famr.certificates.claims import Assumption, Certificate, Claim
+from famr.data.request import Request
+from famr.data.splits import Splits
 from famr.models import Classifier
-from famr.request import Request
-from famr.splits import Splits
 
 NOT_SHOWN = (
     "That the earlier models and all copies of them are deleted: those have seen the removed images.",

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from famr.audits.audit import audit
-from famr.audits.populations import Populations
-from famr.audits.verdict import Audit, read_thresholds
-from famr.audits.witness import StyleLayer
+from famr.audit.audit import audit
+from famr.audit.populations import Populations
+from famr.audit.verdict import Audit, read_thresholds
+from famr.audit.witness import StyleLayer
 from famr.cli.commands import OpenRun, load_reference, open_run
 from famr.cli.shadowing import Shadowing, shadows_of
 from famr.errors import GateError
-from famr.runs import add_to_run
+from famr.runs.folder import add_to_run
 
 
 @dataclass(frozen=True)

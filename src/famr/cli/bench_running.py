@@ -23,17 +23,17 @@ from famr.cli.commands import open_facts
 from famr.cli.printing import say
 from famr.cli.shadowing import SCRATCH, recorded_training
 from famr.data import Data
+from famr.data.request import Request
+from famr.engine.distributed import ALONE, Ranks
 from famr.errors import CheckpointError, RequestError
-from famr.labels import match_labels
 from famr.models import Classifier, load_model, new_model
-from famr.ranks import ALONE, Ranks
+from famr.models.labels import match_labels
 from famr.report.content import Report, Section
 from famr.report.escaping import visible
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
-from famr.request import Request
-from famr.runs import whole_file
-from famr.train import Training
+from famr.runs.folder import whole_file
+from famr.training import Training
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +172,7 @@ def _start_of(subject: Subject, original: Classifier | None, data: Data) -> Call
         raise RequestError(
             "From scratch needs an architecture.", where="--start", fix="--start timm:NAME --from-scratch"
         )
-    from famr.alternatives.untrained import untrained
+    from famr.baselines.untrained import untrained
 
     return lambda seed: untrained(original, seed)
 

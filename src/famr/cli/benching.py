@@ -13,7 +13,7 @@ from famr.cli.ranked import require_sharing, speaks
 from famr.errors import RequestError
 
 if TYPE_CHECKING:
-    from famr.train import Training
+    from famr.training import Training
 
 app = typer.Typer(
     name="bench",
@@ -91,7 +91,7 @@ def methods(
 ) -> None:
     """Methods × requests × seeds, each tuned on other requests, beside retrained models; goes on after a stop."""
     from famr.cli.bench_running import Subject, run_methods
-    from famr.joining import joined
+    from famr.engine.launch import joined
 
     subject = Subject(
         data_facts=opt.data_facts(data, data_root, label_column, split_seed, by_name=match_labels_by_name),
@@ -289,7 +289,7 @@ def _training(
     epochs: int, batch_size: int, learning_rate: float, weight_decay: float, augment: bool, compile_network: bool | None
 ) -> Training:
     """How originals and retrained models are trained."""
-    from famr.train import Training
+    from famr.training import Training
 
     return Training(
         epochs=epochs,

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from famr.certificates.certified_head import CertifiedClassifier
 from famr.certificates.page import certificate_page
-from famr.certified import CertifiedClassifier
 from famr.cli.commands import open_facts
 from famr.cli.printing import print_json, say
-from famr.devices import pick_device
+from famr.data.request import Request
+from famr.data.splits import split
+from famr.engine.devices import pick_device
 from famr.errors import RequestError
-from famr.evaluation import accuracy_on
+from famr.evaluation.evaluate import accuracy_on
 from famr.models import new_model
-from famr.request import Request
-from famr.runs import check_output
-from famr.splits import split
+from famr.runs.folder import check_output
 
 
 def run_train_certified(

@@ -11,12 +11,12 @@ from famr.certificates.page import certificate_page
 from famr.certificates.retraining import retraining_certificate
 from famr.cli.commands import load_reference, open_run, recorded_facts, splits_for
 from famr.data import open_data
+from famr.data.request import Request
 from famr.errors import CheckpointError, GateError, RequestError
 from famr.models import Classifier, load_model
-from famr.request import Request
-from famr.runs import add_to_run, load_unlearned
-from famr.sketch import Sketch
+from famr.runs.folder import add_to_run, load_unlearned
 from famr.storage.places import with_found_places
+from famr.unlearn.sketch import Sketch
 
 JSON, PAGE = "certificate.json", "certificate.md"
 TOLERANCE = 0.01

@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from famr.cli.printing import progress, say
+from famr.config import FAMR
 from famr.data import Data, open_data
 from famr.data.images import UNKNOWN
-from famr.defaults import settle
-from famr.devices import pick_device
+from famr.data.request import Request
+from famr.data.splits import Earlier, Splits, forget_only, split
+from famr.engine.devices import pick_device
+from famr.engine.distributed import ALONE, Ranks
 from famr.errors import CheckpointError, DataError, RequestError
-from famr.evaluation import Scores, accuracy_on, compare
-from famr.labels import match_labels
-from famr.method import FAMR
+from famr.evaluation.evaluate import Scores, accuracy_on, compare
 from famr.models import Classifier, load_model, new_model
-from famr.ranks import ALONE, Ranks
-from famr.request import Request
-from famr.resuming import Unfinished
-from famr.runs import check_output, earlier_runs, read_unlearning, save_trained, save_unlearned, whole_file
-from famr.setting import what_is_at_hand
-from famr.sketch import Sketch, take_sketch
-from famr.splits import Earlier, Splits, forget_only, split
-from famr.train import Training, fit
-from famr.unlearning import forget
+from famr.models.labels import match_labels
+from famr.runs.folder import check_output, earlier_runs, read_unlearning, save_trained, save_unlearned, whole_file
+from famr.runs.resume import Unfinished
+from famr.training import Training, fit
+from famr.unlearn.forget import forget
+from famr.unlearn.resolve import settle
+from famr.unlearn.setting import what_is_at_hand
+from famr.unlearn.sketch import Sketch, take_sketch
 
 UNRECORDED: dict[str, Any] = {
     "spec": None,

@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from famr.augmentation import Augmentation
 from famr.cli.printing import print_scores, progress, say
+from famr.config import FAMR
 from famr.data import Images, open_data
-from famr.defaults import enough_epochs
-from famr.evaluation import Scores, compare
-from famr.method import FAMR
+from famr.data.augmentation import Augmentation
+from famr.data.request import Request
+from famr.data.splits import split
+from famr.evaluation.evaluate import Scores, compare
 from famr.models import Classifier, new_model
 from famr.report.plots import draw_forgetting
-from famr.request import Request
-from famr.runs import check_output, save_trained, save_unlearned, staged, write_json
-from famr.splits import split
-from famr.train import Trained, Training, fit
-from famr.unlearning import Unlearned, forget
+from famr.runs.folder import check_output, save_trained, save_unlearned, staged, write_json
+from famr.training import Trained, Training, fit
+from famr.unlearn.forget import Unlearned, forget
+from famr.unlearn.resolve import enough_epochs
 
 MODEL = "timm:vit_tiny_patch16_224"
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 192, "depth": 3, "num_heads": 3}

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from famr.cli.commands import open_facts, run_forget
+from famr.config import FAMR
 from famr.data import Data, Images
+from famr.data.request import Request
 from famr.desk.duplicates import Fingerprint, fingerprints
 from famr.desk.lineage import Look
 from famr.desk.scope import Sample
-from famr.devices import pick_device
-from famr.evaluation import answers
-from famr.labels import match_labels
-from famr.method import FAMR
+from famr.engine.devices import pick_device
+from famr.evaluation.evaluate import answers
 from famr.metrics.forgetting import correct, cross_entropy
 from famr.models import load_model
-from famr.request import Request
+from famr.models.labels import match_labels
 
 
 @dataclass(frozen=True)

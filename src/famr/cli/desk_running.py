@@ -8,13 +8,13 @@ from pathlib import Path
 
 from famr.cli.desk_hands import RealHands
 from famr.cli.printing import print_json, say, visible
+from famr.config import FAMR
 from famr.desk.dates import today
 from famr.desk.describing import chain_told, compared, looked_back, summary
 from famr.desk.records import all_requests, answered_by, jobs, samples_of
 from famr.desk.running import Manner, run_requests
 from famr.desk.workspace import open_workspace
 from famr.errors import GateError, RequestError
-from famr.method import FAMR
 
 
 def manner_of(paper: bool, settings: Path | None, seed: int, include_duplicates: bool, beyond_budget: bool) -> Manner:

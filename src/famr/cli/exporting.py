@@ -47,12 +47,12 @@ def run_export(
 ) -> Export:
     """Export a finished run; without its images the export is written, and says that it was not measured."""
     from famr.cli.commands import recorded_facts, splits_for
+    from famr.data.splits import Earlier
     from famr.errors import DataError, RequestError
-    from famr.evidence.statement import facts_of
     from famr.export.exporting import export
     from famr.export.programs import require_format
     from famr.models import load_model
-    from famr.splits import Earlier
+    from famr.provenance.statement import facts_of
 
     require_format(form)
     facts, model = facts_of(run), load_model(str(run))
@@ -80,7 +80,7 @@ def run_export(
 
 def print_export(made: Export) -> None:
     """The figures of the model and of the export, side by side."""
-    from famr.tables import COLUMNS, in_percent
+    from famr.metrics.tables import COLUMNS, in_percent
 
     if made.removed:
         print(f"without the slots of: {visible(', '.join(made.removed))}")

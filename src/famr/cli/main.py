@@ -108,7 +108,7 @@ def train(
     """Fine-tune or train a classifier; with --without-… a retrained reference; with --certified-head a linear head on
     frozen features, from which images can later be removed with an (ε, δ) guarantee."""
     from famr.cli.commands import run_train
-    from famr.train import Training
+    from famr.training import Training
 
     if certified_head:
         from famr.cli.certified import run_train_certified
@@ -219,8 +219,8 @@ def forget(
 ) -> None:
     """Make a model forget a class, samples, a concept or a style; write the new model and its metrics."""
     from famr.cli.commands import run_forget
-    from famr.joining import joined
-    from famr.method import FAMR
+    from famr.config import FAMR
+    from famr.engine.launch import joined
 
     if (data is None) == (forget_data is None):
         raise RequestError("Give either --data or --forget-data.", fix="--data digits --class 3")

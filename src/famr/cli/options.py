@@ -12,7 +12,7 @@ import typer
 from famr.errors import RequestError
 
 if TYPE_CHECKING:
-    from famr.request import Request
+    from famr.data.request import Request
 
 Model = Annotated[str, typer.Option("--model", help="timm:NAME, hf:ID-or-folder, torchvision:NAME or a run folder.")]
 Weights = Annotated[Path | None, typer.Option(help="Local weights for that model: .safetensors, or .pth of tensors.")]
@@ -128,7 +128,7 @@ def request_from(
     prefix: str = "--",
 ) -> Request:
     """A request from the options of the command line."""
-    from famr.request import Request, read_samples
+    from famr.data.request import Request, read_samples
 
     return Request(
         classes=classes or (),

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from famr.metrics.tables import COLUMNS, NOT_AVAILABLE, in_percent
 from famr.report.escaping import visible as visible
-from famr.tables import COLUMNS, NOT_AVAILABLE, in_percent
 
 if TYPE_CHECKING:
-    from famr.audits.verdict import Audit
+    from famr.audit.verdict import Audit
     from famr.errors import FamrError
-    from famr.evaluation import Scores
+    from famr.evaluation.evaluate import Scores
 
 
 def say(text: str) -> None:
@@ -99,7 +99,7 @@ def print_audit(audit: Audit, title: str) -> None:
 @contextmanager
 def progress(total_steps: int, title: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """Turn the events of a run into a bar with its running metrics, or into a line an epoch."""
-    from famr.optimise import Step
+    from famr.unlearn.loop import Step
 
     if quiet:
         yield lambda _event: None

@@ -111,8 +111,8 @@ def _scope(
     hashes: list[str] | None,
     examples: Path | None,
 ) -> Scope:
+    from famr.data.request import read_samples
     from famr.desk.scope import Scope, examples_in
-    from famr.request import read_samples
 
     names = [*(sample or []), *(read_samples(samples) if samples else [])]
     return Scope(
@@ -125,8 +125,8 @@ def _scope(
 
 def _require_known(scope: Scope, hands: Any) -> None:
     """A class nobody knows is a mistake, not a sample that was not found."""
-    from famr.request import Request
-    from famr.splits import split
+    from famr.data.request import Request
+    from famr.data.splits import split
 
     if scope.classes:
         split(hands.data(), Request(classes=scope.classes))

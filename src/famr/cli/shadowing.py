@@ -9,19 +9,19 @@ from pathlib import Path
 
 import torch
 
-from famr.audits.populations import Populations
-from famr.audits.request_shadows import train_populations
-from famr.audits.shadows import Method, ShadowDone
-from famr.augmentation import Augmentation
+from famr.audit.populations import Populations
+from famr.audit.request_shadows import train_populations
+from famr.audit.shadows import Method, ShadowDone
 from famr.cli.commands import OpenRun
 from famr.cli.printing import say
+from famr.config import FAMR
 from famr.data import Images, open_data
-from famr.digests import COMPLETE
+from famr.data.augmentation import Augmentation
 from famr.errors import CheckpointError, RequestError
-from famr.method import FAMR
 from famr.models import Classifier, new_model
-from famr.train import Training
-from famr.unlearning import forget
+from famr.storage.digests import COMPLETE
+from famr.training import Training
+from famr.unlearn.forget import forget
 
 SCRATCH = "scratch"
 

@@ -14,7 +14,7 @@ from famr.cli.printing import print_json, say, visible
 
 if TYPE_CHECKING:
     from famr.data import Images
-    from famr.evidence.verifying import Verified
+    from famr.provenance.verifying import Verified
 
 PASSPHRASE = "FAMR_KEY_PASSPHRASE"
 LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The workspace's ledger.")]
@@ -27,7 +27,7 @@ def keygen(
     as_json: opt.AsJson = False,
 ) -> None:
     """Make a pair of Ed25519 keys: one to sign runs with, one for those who verify them."""
-    from famr.evidence.keys import public_file, write_pair
+    from famr.provenance.keys import public_file, write_pair
 
     fingerprint = write_pair(output, _passphrase(confirm=True) if encrypt else None)
     if as_json:
@@ -51,9 +51,9 @@ def sign(
     as_json: opt.AsJson = False,
 ) -> None:
     """Sign a finished run with everything in it; do this last, as any later change breaks the signature."""
-    from famr.evidence import signing
-    from famr.evidence.keys import read_private
-    from famr.evidence.statement import facts_of
+    from famr.provenance import signing
+    from famr.provenance.keys import read_private
+    from famr.provenance.statement import facts_of
 
     facts_of(run)
     signing.require_outside(run, key)
@@ -96,9 +96,9 @@ def verify(
     as_json: opt.AsJson = False,
 ) -> None:
     """Check a signed run, offline; exit code 7 where anything is not as it was signed."""
-    from famr.evidence import verifying
-    from famr.evidence.commitments import key_file
-    from famr.evidence.keys import read_public
+    from famr.provenance import verifying
+    from famr.provenance.commitments import key_file
+    from famr.provenance.keys import read_public
 
     verified = verifying.verify(run, read_public(key), ledger=ledger, anchor=anchor)
     if image is not None:
@@ -112,7 +112,7 @@ def verify(
 
 
 def _tell(verified: Verified) -> None:
-    from famr.evidence.verifying import request_of
+    from famr.provenance.verifying import request_of
 
     predicate: dict[str, Any] = verified.statement["predicate"]
     if verified.files is None:
@@ -135,10 +135,10 @@ def _tell(verified: Verified) -> None:
 def _forgotten_images(run: Path, data: str | None, data_root: str | None) -> Images:
     """The images that a run forgot, opened as its records say."""
     from famr.cli.commands import recorded_facts, splits_for
+    from famr.data.splits import Earlier
     from famr.errors import CheckpointError
-    from famr.evidence.statement import facts_of
     from famr.models import load_model
-    from famr.splits import Earlier
+    from famr.provenance.statement import facts_of
 
     facts, model = facts_of(run), load_model(str(run))
     if model.digest() != facts.unlearned_weights:

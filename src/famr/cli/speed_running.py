@@ -14,10 +14,10 @@ from famr.bench.speed_figure import draw_speed, panels
 from famr.bench.speed_page import speed_page
 from famr.bench.speed_subject import Named, size_named
 from famr.cli.printing import say
-from famr.digests import COMPLETE
 from famr.errors import RequestError
 from famr.report.markdown import as_markdown
-from famr.runs import whole_file
+from famr.runs.folder import whole_file
+from famr.storage.digests import COMPLETE
 
 
 def run_and_write(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from famr.data import Data
+from famr.data.request import Request
 from famr.desk.describing import cost_of, describe
 from famr.desk.duplicates import Fingerprint, matches
 from famr.desk.lineage import Look, is_spent, told
@@ -39,10 +40,9 @@ from famr.desk.records import (
 )
 from famr.desk.scope import Forgotten, Sample, resolve
 from famr.desk.workspace import Workspace
-from famr.digests import COMPLETE
 from famr.errors import CheckpointError, FamrError, GateError, RequestError
-from famr.request import Request
-from famr.runs import add_to_run, read_unlearning
+from famr.runs.folder import add_to_run, read_unlearning
+from famr.storage.digests import COMPLETE
 
 UNFINISHED: tuple[State, ...] = ("planned", "forgotten", "checked", "described")
 

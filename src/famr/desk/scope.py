@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from famr.desk.duplicates import Fingerprint, fingerprints, matches
-from famr.digests import file_digest
 from famr.errors import RequestError
+from famr.storage.digests import file_digest
 
 if TYPE_CHECKING:
     from famr.data import Data

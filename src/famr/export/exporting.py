@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from famr.batches import EVALUATION_BATCH, image_batches
 from famr.data import Images
 from famr.data.images import UNKNOWN
-from famr.digests import file_digest
+from famr.data.loaders import EVALUATION_BATCH, image_batches
+from famr.data.splits import Splits
 from famr.errors import GateError
-from famr.evaluation import Answers, ModelScores, collect, score
+from famr.evaluation.evaluate import Answers, ModelScores, collect, score
 from famr.export.programs import FILES, read_program, require_format, write_program
 from famr.export.slots import kept_slots, without_slots
 from famr.models import Classifier
 from famr.models.onnx import INPUT, OUTPUT
-from famr.runs import check_output, environment, staged, write_json
-from famr.splits import Splits
+from famr.runs.folder import check_output, environment, staged, write_json
+from famr.storage.digests import file_digest
 
 CPU = torch.device("cpu")
 RECORD = "export.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from famr.losses.objective import at_least_float32
 from famr.metrics.forgetting import correct
-from famr.objective import at_least_float32
 
 BINS = 15
 

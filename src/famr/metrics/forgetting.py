@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from famr.objective import at_least_float32
+from famr.losses.objective import at_least_float32
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from famr.objective import at_least_float32
+from famr.losses.objective import at_least_float32
 
 
 def js_divergence(logits: Tensor, other_logits: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from famr.devices import unplanned_attention
+from famr.data.transforms import Preprocessing
+from famr.engine.devices import unplanned_attention
 from famr.errors import CheckpointError, RequestError
 from famr.models.fresh import fresh_copy
 from famr.models.weights import save_weights, state_digest
-from famr.preprocessing import Preprocessing
 
 
 class Architecture(Protocol):

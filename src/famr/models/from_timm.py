@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from famr.data.transforms import Preprocessing
 from famr.errors import CheckpointError, RequestError
 from famr.models.classifier import Classifier
 from famr.models.names import unknown_name
 from famr.models.weights import load_weights, share_as_umask_says
-from famr.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from torch import nn
 
+from famr.data.transforms import Preprocessing
 from famr.errors import CheckpointError
 from famr.models.classifier import Classifier, save_plain
 from famr.models.names import unknown_name
 from famr.models.weights import load_weights
-from famr.preprocessing import Preprocessing
 
 PUBLISHED_WITH_TRANSFORM = {"googlenet", "inception_v3"}
 """Networks whose published weights expect the input to be normalised once more inside."""

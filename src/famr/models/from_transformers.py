@@ -11,10 +11,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from famr.data.transforms import Interpolation, Preprocessing
 from famr.errors import CheckpointError
 from famr.models.classifier import Classifier
 from famr.models.weights import share_as_umask_says
-from famr.preprocessing import Interpolation, Preprocessing
 
 PILLOW_RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 PIXEL_TOLERANCE = 0.03

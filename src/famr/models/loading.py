@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from famr.digests import check_complete
+from famr.data.transforms import Preprocessing
 from famr.errors import CheckpointError, RequestError
 from famr.models.builds import require_matching_builds
 from famr.models.classifier import Architecture, Classifier
 from famr.models.weights import load_weights, read_weights, refuse_lfs_pointer, require_finite
-from famr.preprocessing import Preprocessing
+from famr.storage.digests import check_complete
 
 RESERVED_ARGUMENTS = {"cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"}
 """With these timm would read files that a stranger's configuration names."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from famr.data.request import Request
+from famr.metrics.tables import in_percent
 from famr.report.content import Block, Bullets, Section, Table, Text, Thumbnail, Thumbnails
 from famr.report.facts import Facts, without_path
-from famr.request import Request
-from famr.tables import in_percent
 
 
 def asked(facts: Facts, pictures: tuple[Thumbnail, ...]) -> Section:

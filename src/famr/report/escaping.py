@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from famr.card import plain
+from famr.runs.card import plain
 
 FORMULA = ("=", "+", "-", "@")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from famr.digests import check_complete, file_digest
+from famr.data.request import Request
 from famr.errors import CheckpointError
-from famr.request import Request
-from famr.runs import read_unlearning
+from famr.runs.folder import read_unlearning
+from famr.storage.digests import check_complete, file_digest
 
 RESTS_ON = (
     "model.safetensors",

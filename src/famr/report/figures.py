@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from famr.audits.collateral import ClassChange
+from famr.audit.collateral import ClassChange
+from famr.metrics.tables import in_percent
 from famr.report.content import Drawing, Table
 from famr.report.escaping import visible
 from famr.report.svg import LEFT, WIDTH, Panel, bar, drawing, line, mark, path, short, text, ticks
-from famr.tables import in_percent
 
 BINS = 20
 MOST_CLASSES = 15

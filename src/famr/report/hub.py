@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from famr.digests import check_complete
 from famr.errors import RequestError, StorageError
+from famr.storage.digests import check_complete
 
 UPLOADED = ("README.md", "config.json", "model.safetensors", "preprocessor_config.json")
 """The model and its card. The records of the request stay at home: they name the samples of a person."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 
-from famr.audits.collateral import ClassChange, collateral, nearness
-from famr.devices import pick_device
-from famr.evaluation import Scores, answers_to, compare_answers
-from famr.labels import require_same_labels
+from famr.audit.collateral import ClassChange, collateral, nearness
+from famr.data.splits import Splits
+from famr.engine.devices import pick_device
+from famr.evaluation.evaluate import Scores, answers_to, compare_answers
 from famr.metrics.forgetting import entropy
 from famr.models import Classifier
+from famr.models.labels import require_same_labels
 from famr.report.content import Thumbnail
-from famr.splits import Splits
 
 MOST_THUMBNAILS = 24
 

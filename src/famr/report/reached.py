@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from famr.metrics.tables import NOT_AVAILABLE, in_percent
 from famr.report.content import Block, Bullets, Section, Table, Text
 from famr.report.facts import Facts
 from famr.report.figures import entropies, forgetting, frontier, who_paid
 from famr.report.measure import Measured
-from famr.tables import NOT_AVAILABLE, in_percent
 
 UNITS = {
     "retain_accuracy": "Ret-Acc, %",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from famr.metrics.tables import in_percent
 from famr.report.content import Outcome
 from famr.report.facts import Facts
 from famr.report.gate_words import in_words
-from famr.tables import in_percent
 
 NAMED = 4
 WEAK = ", which alone is weak evidence"

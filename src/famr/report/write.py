@@ -9,7 +9,7 @@ from famr.errors import RequestError
 from famr.report.content import Report
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
-from famr.runs import add_to_run, whole_file
+from famr.runs.folder import add_to_run, whole_file
 
 
 def pages(report: Report) -> dict[str, str]:

@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from famr.digests import COMPLETE
+from famr.storage.digests import COMPLETE
 
 
 def sweep_folder(target: Path) -> None:

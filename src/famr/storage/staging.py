@@ -11,9 +11,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from famr.digests import COMPLETE, write_complete
 from famr.errors import RequestError, StorageError
 from famr.storage.claims import claim, release
+from famr.storage.digests import COMPLETE, write_complete
 from famr.storage.litter import sweep_file, sweep_folder
 from famr.storage.space import require_space, size_of_weights
 

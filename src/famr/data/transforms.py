@@ -1,0 +1,108 @@
+"""How a checkpoint wants its images: resized, cropped, scaled and normalised, as its own library does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from famr.data.resizing import resize_and_crop
+from famr.errors import RequestError
+
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize (shorter side for a number, both sides for a pair), centre crop, divide by 255, normalise."""
+
+    resize: int | tuple[int, int]
+    crop: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: Interpolation = "bicubic"
+
+    def __post_init__(self) -> None:
+        for name in ("crop", "mean", "std"):
+            value = getattr(self, name)
+            if not isinstance(value, (tuple, list)):
+                raise RequestError(f"`{name}` must be a tuple, got {value!r}.", where="Preprocessing")
+            object.__setattr__(self, name, tuple(value))
+        if not isinstance(self.resize, int):
+            object.__setattr__(self, "resize", tuple(self.resize))
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise RequestError(
+                f"`mean` and `std` must have 1 or 3 numbers each, got {len(self.mean)} and {len(self.std)}.",
+                where="Preprocessing",
+            )
+
+    @property
+    def channels(self) -> int:
+        """Colour channels: one number of mean and std each."""
+        return len(self.mean)
+
+    def fit(self, images: Tensor) -> Tensor:
+        """Resize and crop uint8 images (…, channels, height, width) to the size the model takes."""
+        from torchvision.transforms import InterpolationMode
+        from torchvision.transforms.v2 import functional as F
+
+        if images.is_cuda and self.interpolation in ("bilinear", "bicubic"):
+            found = resize_and_crop(images, self.resize, self.crop, self.interpolation)
+            if found is not None:
+                return found
+        size = [self.resize] if isinstance(self.resize, int) else list(self.resize)
+        if self.interpolation == "lanczos":
+            images = _resize_lanczos(images, size)
+        else:
+            name = "nearest-exact" if self.interpolation == "nearest" else self.interpolation  # Pillow's nearest
+            images = F.resize(images, size, InterpolationMode(name), antialias=True)
+        cropped: Tensor = F.center_crop(images, list(self.crop))
+        return cropped
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 pixels to the floats the model takes: (x/255 − mean)/std."""
+        mean, std = _constants(self, images.device)
+        return (images.float() / 255 - mean) / std
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, to be stored beside the weights."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """The inverse of `to_json`.
+
+        >>> p = Preprocessing(256, (224, 224), (0.5,) * 3, (0.5,) * 3)
+        >>> Preprocessing.from_json(p.to_json()) == p
+        True
+        """
+        resize = values["resize"]
+        return cls(
+            resize=resize if isinstance(resize, int) else (int(resize[0]), int(resize[1])),
+            crop=(int(values["crop"][0]), int(values["crop"][1])),
+            mean=tuple(values["mean"]),
+            std=tuple(values["std"]),
+            interpolation=values["interpolation"],
+        )
+
+
+@lru_cache(maxsize=16)
+def _constants(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and std on the device, sent there once: a copy in every step would make the GPU wait."""
+    mean, std = torch.tensor(preprocessing.mean), torch.tensor(preprocessing.std)
+    return mean[:, None, None].to(device), std[:, None, None].to(device)
+
+
+def _resize_lanczos(images: Tensor, size: list[int]) -> Tensor:
+    """Tensors have no Lanczos kernel: Pillow does it, image by image."""
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional as F
+
+    flat = images.cpu().reshape(-1, *images.shape[-3:])
+    pictures = [F.resize(F.to_pil_image(image), size, InterpolationMode.LANCZOS) for image in flat]
+    resized = torch.stack([F.pil_to_tensor(picture) for picture in pictures])
+    return resized.reshape(*images.shape[:-2], *resized.shape[-2:]).to(images.device)

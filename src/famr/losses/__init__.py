@@ -1,0 +1,1 @@
+"""The objective of the paper as pure functions [FAMR, Eq. (1)–(5)]."""

@@ -1,0 +1,1 @@
+"""Update rules of Alg. 1."""

@@ -1,0 +1,216 @@
+"""The run folder: everything a run leaves behind, staged beside its place and renamed once."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from famr._version import __version__
+from famr.config import FAMR
+from famr.data.request import Request
+from famr.data.splits import Earlier
+from famr.errors import CheckpointError, RequestError, StorageError
+from famr.evaluation.evaluate import Scores
+from famr.models import Classifier
+from famr.runs.card import trained_card, unlearned_card
+from famr.storage.claims import claimed
+from famr.storage.digests import COMPLETE, check_complete, seal, seal_without
+from famr.storage.litter import sweep_inside
+from famr.storage.places import with_found_places, with_recorded_places
+from famr.storage.space import require_space
+from famr.storage.staging import check_output as check_output
+from famr.storage.staging import staged as staged
+from famr.storage.staging import whole_file as whole_file
+from famr.training import Trained
+from famr.unlearn.forget import Unlearned
+from famr.unlearn.history import HistoryRow
+
+LIBRARIES = ("torch", "torchvision", "timm", "transformers", "safetensors", "pillow", "numpy")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What the run was made with; no host, user or path."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
+    versions = {library: metadata.version(library) for library in LIBRARIES}
+    return {
+        "device": device,
+        "hardware": name,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "famr": __version__,
+        **versions,
+    }
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """One JSON object, readable, in UTF-8; NaN is an error, not a word JSON does not know."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """One JSON object a line."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def bytes_of(model: Classifier) -> int:
+    """How much room the weights take."""
+    return sum(tensor.nbytes for tensor in model.module.state_dict().values())
+
+
+def _without_folders(request: Request, data: Mapping[str, Any] | None) -> Request:
+    """The request, with samples that were named by their whole path named as the data names them."""
+    root = Path(str((data or {}).get("spec") or "").partition(":")[2] or ".").resolve()
+    names = [
+        Path(str(sample)).relative_to(root).as_posix() if Path(str(sample)).is_relative_to(root) else sample
+        for sample in request.samples
+    ]
+    return replace(request, samples=names)
+
+
+def save_unlearned(
+    result: Unlearned,
+    target: Path,
+    *,
+    scores: Scores | None = None,
+    original: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write an unlearned model, its request, its history and its metrics.
+
+    `original` and `data` say how both were opened, so that the run can be measured again from its records.
+    """
+    require_space(target, bytes_of(result.model))
+    with staged(target, overwrite=overwrite) as folder:
+        result.model.architecture.save(result.model, folder)
+        digest = result.model.digest()
+        write_json(folder / "unlearning/request.json", _without_folders(result.request, data).to_json())
+        write_lines(folder / "unlearning/history.jsonl", (asdict(row) for row in result.history))
+        if scores is not None:
+            write_json(folder / "unlearning/metrics.json", scores.to_json())
+        run = {
+            **result.to_json(),
+            "original": {
+                **(original or {"model": result.original.spec, "weights": None, "arguments": {}}),
+                "weights_sha256": result.original.digest(),
+            },
+            "unlearned": {"weights_sha256": digest},
+            "data": data,
+            "environment": environment(result.device),
+        }
+        write_json(folder / "unlearning/run.json", with_recorded_places(run, target))
+        (folder / "README.md").write_text(unlearned_card(result, scores), encoding="utf-8")
+    return target
+
+
+def save_trained(
+    trained: Trained,
+    target: Path,
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    without: Request | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a trained model and how it was trained; `without` is what it never saw."""
+    require_space(target, bytes_of(trained.model))
+    with staged(target, overwrite=overwrite) as folder:
+        trained.model.architecture.save(trained.model, folder)
+        write_lines(folder / "training/history.jsonl", (asdict(row) for row in trained.history))
+        if metrics is not None:
+            write_json(folder / "training/metrics.json", metrics)
+        run = {
+            **trained.to_json(),
+            "without": None if without is None else without.to_json(),
+            "weights_sha256": trained.model.digest(),
+            "data": data,
+            "environment": environment(trained.device),
+        }
+        write_json(folder / "training/run.json", with_recorded_places(run, target))
+        (folder / "README.md").write_text(trained_card(trained, without, metrics), encoding="utf-8")
+    return target
+
+
+def load_unlearned(folder: Path, model: Classifier, original: Classifier) -> Unlearned:
+    """The outcome of a run from its records and its two models."""
+    request, run = read_unlearning(folder)
+    try:
+        lines = (folder / "unlearning/history.jsonl").read_text(encoding="utf-8").splitlines()
+        history = tuple(HistoryRow(**json.loads(line)) for line in lines)
+        method = FAMR.from_json({name: value for name, value in run["method"].items() if name != "name"})
+        return Unlearned(model, original, request, method, run["seed"], history, run["device"], run["why"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
+
+
+def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
+    """Put files into a finished run that is still as it was sealed, each whole or not at all, and seal it anew.
+
+    The seal lets go of files that are about to change first, so that a kill at any moment leaves a run that holds.
+    """
+    with claimed(folder):
+        check_complete(folder)
+        sweep_inside(folder)
+        for name in files:
+            if not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
+                raise StorageError(
+                    "A folder of the run is a link that leads out of it; nothing is written there.",
+                    where=str((folder / name).parent),
+                    fix="Restore the folder from a copy.",
+                )
+        if (let_go := seal_without(folder, files)) is not None:
+            with whole_file(folder / COMPLETE) as staging:
+                staging.write_text(let_go, encoding="utf-8")
+        for name, content in files.items():
+            with whole_file(folder / name) as staging:
+                staging.write_text(content, encoding="utf-8")
+        with whole_file(folder / COMPLETE) as staging:
+            staging.write_text(seal(folder), encoding="utf-8")
+
+
+def earlier_runs(folder: Path) -> tuple[Earlier, ...]:
+    """Everything a run folder's model was made to forget, first run first; empty for one that never forgot."""
+    if not (folder / "unlearning/run.json").is_file():
+        return ()
+    request, run = read_unlearning(folder)
+    try:
+        before = [Earlier.from_json(values) for values in run.get("earlier", [])]
+        return (*before, Earlier(request, tuple(run.get("classes", [])), float(run["drift"])))
+    except (ValueError, KeyError, TypeError, AttributeError, RequestError) as error:
+        raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
+
+
+OTHER_FOLDERS = {
+    "certified.json": ", but of a certified head: what holds of it stands in its certificate.md",
+    "sisa.json": ", but of a SISA ensemble: what was removed, its shards were trained without",
+    "training/run.json": ", but of a training: nothing was forgotten there, at most left out",
+}
+"""Folders that famr writes, too, by a file that only they have."""
+
+
+def read_unlearning(folder: Path) -> tuple[Request, dict[str, Any]]:
+    """The request and run.json of a run folder; the places in it as they are found from here."""
+    if not folder.is_dir():
+        raise RequestError("There is no such run folder.", where=str(folder), fix="Name a folder that famr wrote.")
+    try:
+        request = json.loads((folder / "unlearning/request.json").read_text(encoding="utf-8"))
+        run = json.loads((folder / "unlearning/run.json").read_text(encoding="utf-8"))
+        return Request.from_json(request), with_found_places(run, folder)
+    except FileNotFoundError as error:
+        kind = next((words for mark, words in OTHER_FOLDERS.items() if (folder / mark).is_file()), "")
+        raise CheckpointError(
+            f"This is not the folder of an unlearning run{kind}.",
+            where=str(folder),
+            fix="Name a folder that `famr forget` wrote for a whole network.",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RequestError) as error:
+        raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error

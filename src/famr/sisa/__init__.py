@@ -1,0 +1,1 @@
+"""SISA: exact removal by retraining the shards that saw the data."""

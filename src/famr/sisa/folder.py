@@ -1,0 +1,99 @@
+"""A folder for SISA: `sisa.json`, and for each shard a model folder with its earlier weights beside it.
+
+sisa.json                                plan, training, the remaining ids; no removed one
+shard-0/model.safetensors, config.json   loads in timm, transformers or with `famr.load_model`
+shard-0/before-slice-0.safetensors       the starting weights
+shard-0/before-slice-1.safetensors       after slice 0, and so on
+COMPLETE.json
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from famr.data.augmentation import Augmentation
+from famr.errors import CheckpointError
+from famr.models import load_model
+from famr.models.weights import read_weights, share_as_umask_says
+from famr.runs.folder import staged, write_json
+from famr.sisa.ensemble import Shard, Sisa
+from famr.sisa.plan import Plan
+from famr.storage.digests import check_complete
+from famr.training import Training
+
+FORMAT = 1
+
+
+def save_sisa(sisa: Sisa, target: Path, *, overwrite: bool = False) -> Path:
+    """Write the folder, whole or not at all."""
+    from safetensors.torch import save_file
+
+    module = sisa.shards[0].model.module
+    facts = {
+        "format": FORMAT,
+        "plan": asdict(sisa.plan),
+        "training": asdict(sisa.training),
+        "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
+        "environments": list(sisa.environments),
+        "ids": list(sisa.ids),
+    }
+    with staged(target, overwrite=overwrite) as folder:
+        for number, shard in enumerate(sisa.shards):
+            place = folder / f"shard-{number}"
+            place.mkdir()
+            shard.model.architecture.save(shard.model, place)
+            for slice_, state in enumerate(shard.before):
+                file = place / f"before-slice-{slice_}.safetensors"
+                save_file(dict(state), str(file), metadata={"format": "pt"})
+                share_as_umask_says(file)
+        write_json(folder / "sisa.json", facts)
+    return target
+
+
+def load_sisa(folder: str | Path, *, module: nn.Module | None = None) -> Sisa:
+    """Read what `Sisa.save` wrote; `module` is the network, where it was a bare `nn.Module`."""
+    folder = Path(folder)
+    check_complete(folder)
+    facts = _facts(folder / "sisa.json")
+    try:
+        plan, training = Plan(**facts["plan"]), _training(facts["training"])
+        ids, environments, frozen = tuple(facts["ids"]), tuple(facts["environments"]), set(facts["frozen"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError("sisa.json is damaged.", where=str(folder), fix="Restore it.") from error
+    shards = []
+    for number in range(plan.shards):
+        place = folder / f"shard-{number}"
+        model = load_model(str(place), module=copy.deepcopy(module))
+        for name, parameter in model.module.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        before = (read_weights(place / f"before-slice-{slice_}.safetensors") for slice_ in range(plan.slices))
+        shards.append(Shard(model, tuple(before)))
+    return Sisa(plan, training, ids, tuple(shards), environments)
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise CheckpointError("This is no folder of SISA models.", where=str(file.parent), fix="Name one.")
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError("sisa.json is not JSON.", where=str(file), fix="Restore it.") from error
+    if facts.get("format") != FORMAT:
+        raise CheckpointError(
+            f"sisa.json has the format {facts.get('format')!r}, this version reads {FORMAT}.",
+            where=str(file),
+            fix="Use the version of famr that wrote it.",
+        )
+    return facts
+
+
+def _training(values: Mapping[str, Any]) -> Training:
+    augmentation = values["augmentation"]
+    return Training(**{**values, "augmentation": None if augmentation is None else Augmentation(**augmentation)})

@@ -1,0 +1,121 @@
+"""The record of an exact removal, and the certificate of kind "exact" that it supports."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from famr.certificates.claims import Assumption, Certificate, Claim
+from famr.sisa.plan import Plan, Stage
+
+SOURCE = "[Bourtoule et al. 2021]"
+NOT_SHOWN = (
+    "That the earlier models and checkpoints, and all copies of them, are deleted: those have seen the removed images.",
+    "That no other image shows the same thing: duplicates and near-duplicates under other ids remain.",
+    "What the models reveal about the remaining images, or can still infer from them.",
+    "That classes and settings were chosen without the removed images in view.",
+)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What `Sisa.forget` did. It names no removed image."""
+
+    removed: int
+    remaining: int
+    remaining_sha256: str
+    plan: Plan
+    stages: tuple[Stage, ...]
+    """Exactly what was retrained."""
+    passes: int
+    passes_of_retraining: int
+    """What training all shards anew without the removed images would have taken."""
+    seconds: float
+    removed_trained_on: int
+    """How many removed ids are among the images of the retraining: 0, or something is wrong."""
+    same_environment: bool
+    """Whether every part was trained with the same hardware, versions and threads."""
+    weights_sha256: tuple[str, ...]
+    """Of each shard, after it."""
+
+    @property
+    def share(self) -> float:
+        """Image passes of this removal, as a share of training everything anew."""
+        return self.passes / self.passes_of_retraining
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            **asdict(self),
+            "stages": [stage._asdict() for stage in self.stages],
+            "weights_sha256": list(self.weights_sha256),
+            "share": self.share,
+        }
+
+    def certificate(self) -> Certificate:
+        """What the removal shows, what that rests on, and what it does not show."""
+        subject = {
+            "weights_sha256": list(self.weights_sha256),
+            "remaining_sha256": self.remaining_sha256,
+            "plan": asdict(self.plan),
+        }
+        return Certificate("exact", (self._unused(), self._as_retrained()), NOT_SHOWN, subject)
+
+    def _unused(self) -> Claim:
+        first: dict[int, int] = {}
+        for stage in self.stages:
+            first.setdefault(stage.shard, stage.slice)
+        return Claim(
+            name="removed_images_trained_on",
+            says="No weight rests on a removed image: every shard that had one went back to its weights before the "
+            "first slice that held one, and was trained on from there without it.",
+            source=SOURCE,
+            value=float(self.removed_trained_on),
+            bound=0.0,
+            holds=self.removed_trained_on == 0,
+            assumptions=(
+                Assumption("The starting weights did not see the removed images.", "stated"),
+                Assumption("The data holds under each remaining id the image and label first trained on.", "stated"),
+            ),
+            details={
+                "removed": self.removed,
+                "remaining": self.remaining,
+                "retrained": ", ".join(f"shard {shard} from slice {slice_} on" for shard, slice_ in first.items()),
+                "passes": self.passes,
+                "passes_of_retraining": self.passes_of_retraining,
+                "share": self.share,
+            },
+        )
+
+    def _as_retrained(self) -> Claim:
+        return Claim(
+            name="equal_to_retraining",
+            says="The weights are, bit for bit, those of the same training without the removed images.",
+            source=SOURCE,
+            holds=self.same_environment and self.removed_trained_on == 0,
+            assumptions=(
+                Assumption.found(
+                    "Every part was trained on the same kind of hardware, with the same versions and threads.",
+                    self.same_environment,
+                ),
+                Assumption(
+                    "Places, order and seeds follow from the seed and the remaining ids alone, and training repeats "
+                    "itself bit for bit: so it is built, and tested on CPUs.",
+                    "stated",
+                ),
+                Assumption("The data holds under each remaining id the image and label first trained on.", "stated"),
+                Assumption("Requests were not chosen by looking at the models [Gupta et al. 2021].", "stated"),
+            ),
+        )
+
+
+def ids_digest(ids: Sequence[str]) -> str:
+    """SHA-256 of the ids, sorted, as a JSON list: whoever has the data can compare.
+
+    >>> ids_digest(["b", "a"]) == ids_digest(["a", "b"]) != ids_digest(["a"])
+    True
+    """
+    return hashlib.sha256(json.dumps(sorted(ids)).encode()).hexdigest()

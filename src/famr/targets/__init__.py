@@ -1,0 +1,1 @@
+"""What the model is to predict on the forget set."""

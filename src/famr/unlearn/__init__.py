@@ -1,0 +1,1 @@
+"""FAMR: from a request to an unlearned model."""
