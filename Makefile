@@ -24,7 +24,7 @@ tables: $(INSTALLED)          ## rebuild every Markdown table and figure from th
 	$(BIN)/python -m benchmarks.tables
 
 faults: $(INSTALLED)          ## run the fault tests and write docs/faults.md from what they saw
-	$(BIN)/python tests/faults.py
+	$(BIN)/python tests/fault_table.py
 
 fuzz: $(INSTALLED)            ## each fuzzer for a minute, from its corpus; needs atheris (Linux): uv pip install atheris
 	$(BIN)/python -m fuzz.run --seconds 60 --output benchmarks/results/fuzz-parsers.json

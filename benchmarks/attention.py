@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.cells import Results, log
-from famr.engine.devices import pick_device, repeatable
+from famr.engine.devices import deterministic, pick_device
 from famr.engine.graphs import own_stream
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     if pick_device("auto").type != "cuda":
         raise SystemExit("This needs a GPU.")
     results = Results(given.output, {"benchmark": "attention"})
-    with repeatable(0):
+    with deterministic(0):
         for planned in (False, True):
             measured(Size(8, 3, 197), planned)  # the library itself is loaded
         for size in SIZES:

@@ -40,8 +40,8 @@ from famr.audit.roc import Curve
 from famr.data import Data, Images
 from famr.data.splits import Splits
 from famr.engine.devices import pick_device
+from famr.engine.inference import predict
 from famr.errors import GateError
-from famr.evaluation.evaluate import answers
 from famr.metrics.forgetting import entropy
 
 SAMPLE_SHARE = 10
@@ -175,7 +175,7 @@ def one_audit(
     }
     place = pick_device("auto")
     said = {"original": original, "unlearned": result.model, "retrained": references[0]}
-    unsure = {model: histogram(entropy(answers(each, splits.forget, place).logits)) for model, each in said.items()}
+    unsure = {model: histogram(entropy(predict(each, splits.forget, place).logits)) for model, each in said.items()}
     return {"audit": found.to_json(), "seconds": seconds, "roc": curves, "entropy": unsure}
 
 
@@ -268,7 +268,7 @@ class Shadows:
         model = retrained(self.start, train.where(seen), self.training, 100 + place, self.models / f"shadow-{place}")
         for each, images in self.forget.items():
             if f"{each}.trained" not in kept:
-                kept[f"{each}.trained"] = answers(model, images, device).logits
+                kept[f"{each}.trained"] = predict(model, images, device).logits
         mine = replace(self.data, train=train.where(seen))
         names = set(mine.train.ids)
         inside = [id_ for id_ in self.forget["samples"].ids if id_ in names]
@@ -284,7 +284,7 @@ class Shadows:
                     raise
                 log(f"shadow {place}, {kind}, {method}: {error.what}")
                 continue
-            kept[f"{kind}.{method}"] = answers(unlearned, self.forget[kind], device).logits
+            kept[f"{kind}.{method}"] = predict(unlearned, self.forget[kind], device).logits
             if budget > METHODS[method].budget:
                 kept[f"{kind}.{method}.budget"] = torch.tensor(budget)
         whole = self._file(place).with_suffix(".partial")

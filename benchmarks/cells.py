@@ -17,7 +17,8 @@ from benchmarks.references import Reference
 from famr.data import Images
 from famr.data.dataset import Data
 from famr.engine.devices import pick_device
-from famr.evaluation.evaluate import accuracy_on, answers_to, compare_answers
+from famr.engine.inference import accuracy_on_images, predict_splits
+from famr.evaluation.evaluate import compare_predictions
 from famr.runs.folder import environment
 
 
@@ -69,7 +70,7 @@ def train_original(
         trained = famr.fit(start(seed), data.train, training, seed=seed)
         model = trained.model
         record = {
-            "test_accuracy": accuracy_on(model, data.test, pick_device("auto")),
+            "test_accuracy": accuracy_on_images(model, data.test, pick_device("auto")),
             "seconds": trained.seconds,
             "history": [asdict(row) for row in trained.history],
         }
@@ -89,7 +90,7 @@ class Case:
         self.device = pick_device("auto")
         self.original, self.retrained, self.seen = original, retrained, splits
         self.splits = splits  # what is scored; `seen` is what a method may look at
-        self.said = answers_to(self.splits, original, self.device)
+        self.said = predict_splits(self.splits, original, self.device)
 
     @classmethod
     def with_test_apart(
@@ -116,8 +117,8 @@ class Case:
         start = time.perf_counter()
         result = famr.forget(self.original, seen, method, sketch=sketch, seed=seed, track_retain=track)
         whole = time.perf_counter() - start
-        unlearned = answers_to(self.splits, result.model, self.device)
-        scores = compare_answers(self.said, unlearned, self.retrained.answers, self.splits)
+        unlearned = predict_splits(self.splits, result.model, self.device)
+        scores = compare_predictions(self.said, unlearned, self.retrained.answers, self.splits)
         kept, found = scores.unlearned, scores.retrained
         assert found is not None
         assert scores.gap is not None

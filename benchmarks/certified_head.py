@@ -20,8 +20,8 @@ import famr
 from benchmarks.cells import log
 from famr.certificates.convex_head import CertifiedHead, remove, train_certified_head
 from famr.certificates.logistic import minimise, signs_of
-from famr.certificates.penultimate import head_features
 from famr.data.augmentation import Augmentation
+from famr.engine.features import head_features
 from famr.errors import GateError
 from famr.runs.folder import environment
 

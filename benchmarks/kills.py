@@ -25,7 +25,7 @@ import famr
 from benchmarks.cells import Results, log
 from famr.cli.main import main as famr_command
 from famr.errors import FamrError
-from famr.runs.resume import Unfinished
+from famr.runs.resume import ResumeState
 from famr.storage.digests import check_complete, file_digest, folder_digests
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
@@ -108,7 +108,7 @@ def _child(command: list[str]) -> int:
     try:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
-        Unfinished.due = lambda _self: True  # type: ignore[method-assign,assignment]
+        ResumeState.due = lambda _self: True  # type: ignore[method-assign,assignment]
         sys.argv = ["famr", *command]
         famr_command()
         code = 0

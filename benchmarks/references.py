@@ -16,8 +16,9 @@ from torch import Tensor
 
 import famr
 from famr.engine.devices import pick_device
-from famr.evaluation.evaluate import Answers, SplitAnswers, answers, answers_to
+from famr.engine.inference import predict, predict_splits
 from famr.metrics.forgetting import correct
+from famr.metrics.predictions import Predictions, SplitPredictions
 
 
 class Retained(NamedTuple):
@@ -27,7 +28,7 @@ class Retained(NamedTuple):
     correct: Tensor
 
     @classmethod
-    def of(cls, said: Answers) -> Retained:
+    def of(cls, said: Predictions) -> Retained:
         """From all its answers."""
         probability = torch.softmax(said.logits, dim=-1).gather(-1, said.targets[:, None])[:, 0]
         return cls(probability, correct(said.logits, said.targets))
@@ -37,7 +38,7 @@ class Retained(NamedTuple):
 class Reference:
     """A retrained model by its answers, and how long the retraining took."""
 
-    answers: SplitAnswers
+    answers: SplitPredictions
     retain: Retained | None
     """Only where samples are forgotten."""
     seconds: float
@@ -57,7 +58,7 @@ class Reference:
         """The same with some of the test images."""
         test = self.answers.test
         assert test is not None
-        some = Answers(test.logits[scored], test.targets[scored])
+        some = Predictions(test.logits[scored], test.targets[scored])
         return replace(self, answers=replace(self.answers, test=some))
 
     @classmethod
@@ -70,17 +71,17 @@ class Reference:
         if kept != json.loads(json.dumps(facts)):
             raise ValueError(f"{file.name} is a reference of {kept}, not of {facts}.")
 
-        def said(name: str) -> Answers | None:
+        def said(name: str) -> Predictions | None:
             if f"{name}.logits" not in tensors:
                 return None
-            return Answers(tensors[f"{name}.logits"], tensors[f"{name}.targets"])
+            return Predictions(tensors[f"{name}.logits"], tensors[f"{name}.targets"])
 
         forget = said("forget")
         assert forget is not None
         retain = None
         if "retain.correct" in tensors:
             retain = Retained(tensors["retain.probability"], tensors["retain.correct"])
-        return cls(SplitAnswers(forget, said("test"), said("forget_test")), retain, seconds)
+        return cls(SplitPredictions(forget, said("test"), said("forget_test")), retain, seconds)
 
 
 def reference(
@@ -101,8 +102,8 @@ def reference(
     place = pick_device("auto")
     retain = None
     if splits.request.kind == "samples":
-        retain = Retained.of(answers(trained.model, splits.retain, place))
-    found = Reference(answers_to(splits, trained.model, place), retain, trained.seconds)
+        retain = Retained.of(predict(trained.model, splits.retain, place))
+    found = Reference(predict_splits(splits, trained.model, place), retain, trained.seconds)
     if file is not None:
         found.save(file, facts)
     return found

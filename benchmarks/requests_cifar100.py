@@ -22,10 +22,11 @@ from benchmarks.paper_cifar100 import CLASS_SEED, TRAINING
 from benchmarks.references import Reference, Retained, reference
 from famr.data import Images
 from famr.data.dataset import Data
-from famr.data.splits import Earlier
+from famr.data.splits import EarlierRequest
 from famr.engine.devices import pick_device
-from famr.evaluation.evaluate import Answers, accuracy_on, answers, answers_to
+from famr.engine.inference import accuracy_on_images, predict, predict_splits
 from famr.metrics.membership import mia_efficacy
+from famr.metrics.predictions import Predictions
 from famr.metrics.retraining import average_gap
 
 SAMPLE_SHARE = 10
@@ -94,7 +95,7 @@ def samples(
     assert case.splits.retain is not None
     assert retrained.retain is not None
     found = {
-        name: _measures(answers_to(case.splits, model, case.device).forget, model, case, seed)
+        name: _measures(predict_splits(case.splits, model, case.device).forget, model, case, seed)
         for name, model in (("original", original), ("unlearned", result.model))
     }
     test = case.retrained.answers.test
@@ -116,14 +117,14 @@ def samples(
     }
 
 
-def _measures(forget: Answers, model: famr.Classifier, case: Case, seed: int) -> dict[str, float]:
+def _measures(forget: Predictions, model: famr.Classifier, case: Case, seed: int) -> dict[str, float]:
     assert case.splits.retain is not None
     assert case.splits.test is not None
-    retain = Retained.of(answers(model, case.splits.retain, case.device))
-    return _membership(forget, retain, answers(model, case.splits.test, case.device), seed)
+    retain = Retained.of(predict(model, case.splits.retain, case.device))
+    return _membership(forget, retain, predict(model, case.splits.test, case.device), seed)
 
 
-def _membership(forget: Answers, retain: Retained, test: Answers, seed: int) -> dict[str, float]:
+def _membership(forget: Predictions, retain: Retained, test: Predictions, seed: int) -> dict[str, float]:
     """Forget, retain and test accuracy, and MIA-efficacy."""
     forgotten, unseen = Retained.of(forget), Retained.of(test)
     return {
@@ -140,7 +141,7 @@ def sequence(
     """One class after another, each from the model that the last request left."""
     case = Case.with_test_apart(original, retrained, famr.split(data, request), shown)
     model, steps = original, []
-    earlier: list[Earlier] = []
+    earlier: list[EarlierRequest] = []
     for name in request.classes:
         splits = famr.split(data, famr.Request(classes=[name]), earlier)
         assert splits.test is not None
@@ -148,7 +149,7 @@ def sequence(
         held_out = splits.test.where(torch.tensor([id_ in ids for id_ in splits.test.ids]))
         result = famr.forget(model, replace(splits, test=held_out), seed=seed, track_retain=False)
         model = result.model
-        earlier.append(Earlier(result.request, (name,), result.drift))
+        earlier.append(EarlierRequest(result.request, (name,), result.drift))
         steps.append({"class": name, "drift": result.drift, "seconds": result.seconds, "trials": len(result.trials)})
     place = pick_device("auto")
     assert case.splits.test is not None
@@ -156,16 +157,16 @@ def sequence(
     target = {name: data.labels.index(name) for name in request.classes}
     by_class = {
         name: {
-            "forget_accuracy": accuracy_on(model, _of(case.splits.forget, index), place),
-            "forget_test_accuracy": accuracy_on(model, _of(case.splits.forget_test, index), place),
+            "forget_accuracy": accuracy_on_images(model, _of(case.splits.forget, index), place),
+            "forget_test_accuracy": accuracy_on_images(model, _of(case.splits.forget_test, index), place),
         }
         for name, index in target.items()
     }
     test = case.retrained.answers.test
     assert test is not None
     retain = {
-        "original": accuracy_on(original, case.splits.test, place),
-        "unlearned": accuracy_on(model, case.splits.test, place),
+        "original": accuracy_on_images(original, case.splits.test, place),
+        "unlearned": accuracy_on_images(model, case.splits.test, place),
         "retrained": float(Retained.of(test).correct.mean()),
     }
     log(f"sequence, seed {seed}: {retain}, {by_class}")

@@ -24,7 +24,7 @@ from benchmarks.cells import Results, log, vit_tiny
 from famr.data import Data
 from famr.data.augmentation import Augmentation
 from famr.engine.devices import pick_device
-from famr.evaluation.evaluate import accuracy_on
+from famr.engine.inference import accuracy_on_images
 from famr.sisa.ensemble import Sisa, train_sisa
 from famr.sisa.plan import Stage
 
@@ -96,8 +96,10 @@ def cell(
     trained = {
         "seconds": seconds,
         "passes": sum(stage.passes for stage in stages),
-        "accuracy": {vote: accuracy_on(sisa.classifier(vote), data.test, place) for vote in ("majority", "mean")},
-        "shard_accuracy": [accuracy_on(shard.model, data.test, place) for shard in sisa.shards],
+        "accuracy": {
+            vote: accuracy_on_images(sisa.classifier(vote), data.test, place) for vote in ("majority", "mean")
+        },
+        "shard_accuracy": [accuracy_on_images(shard.model, data.test, place) for shard in sisa.shards],
     }
     log(f"{shards} shards, {slices} slices, seed {seed}: {trained['accuracy']}, {seconds:.1f} s")
     removals = [removal(sisa, data, count, seed, seconds) for count in REMOVED]
@@ -119,7 +121,7 @@ def removal(sisa: Sisa, data: Data, count: int, seed: int, seconds: float) -> di
         "expected_share": expected_share(sisa, count, seed),
         "seconds": record.seconds,
         "speedup_seconds": seconds / record.seconds,
-        "accuracy": accuracy_on(unlearned.classifier(), data.test, pick_device("auto")),
+        "accuracy": accuracy_on_images(unlearned.classifier(), data.test, pick_device("auto")),
     }
     log(f"  {count:3d} removed: share {found['share']:.3f} of the passes, {record.seconds:.1f} s")
     return found

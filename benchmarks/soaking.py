@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from famr.cli.main import main as famr_command
-from famr.runs.resume import Unfinished
+from famr.runs.resume import ResumeState
 from famr.storage.claims import claim, release_all
 
 
@@ -70,7 +70,7 @@ def _act(command: list[str], said: int, limit: tuple[int, int] | None) -> None:
     """What a child does; it never returns."""
     code = 1
     try:
-        Unfinished.due = lambda _self: True  # type: ignore[method-assign,assignment]
+        ResumeState.due = lambda _self: True  # type: ignore[method-assign,assignment]
         if limit is not None:
             resource.setrlimit(limit[0], (limit[1], resource.RLIM_INFINITY))
         ended = in_process(command)

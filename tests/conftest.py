@@ -30,9 +30,19 @@ SMALL_VIT = {"img_size": 12, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_
 SHIFTS = Augmentation(smallest_area=0.9, mirror=False)
 
 LONG = (
-    *("audit", "ranks", "defaults", "bench_ranks", "models", "resuming_commands", "audit_shadows", "story", "resuming"),
-    *("sequence", "cli", "private", "bench_paper", "shadows", "scarce", "certificates", "export", "faults_storage"),
-    *("bench", "bench_speed", "alternatives", "desk", "desk_cli", "package", "report", "style_audit"),
+    *(
+        "audit",
+        "distributed",
+        "resolve",
+        "bench_ranks",
+        "models",
+        "resuming_commands",
+        "audit_shadows",
+        "story",
+        "resume",
+    ),
+    *("sequence", "cli", "private", "bench_paper", "shadows", "oom", "certificates", "export", "faults_storage"),
+    *("bench", "bench_speed", "baselines", "desk", "desk_cli", "package", "report", "style_audit"),
 )
 """The files that take longest: they begin first, the second not with a model of those below, as the first makes it."""
 

@@ -30,7 +30,7 @@ from famr.desk.running import Manner, run_requests
 from famr.desk.scope import Forgotten, Sample, Scope, resolve
 from famr.desk.workspace import Settings, create_workspace, open_workspace
 from famr.errors import RequestError
-from famr.runs.folder import staged, write_json
+from famr.runs.folder import atomic_folder, write_json
 
 DAY = date(2026, 3, 1)
 MANNER = Manner({"target": "uniform"})
@@ -69,7 +69,7 @@ class FakeHands:
         return file if file.is_file() else None
 
     def forget(self, parent: str, request: Request, plan: Mapping[str, Any], folder: Path) -> None:
-        with staged(folder) as place:
+        with atomic_folder(folder) as place:
             write_json(place / "unlearning/request.json", request.to_json())
             self.inside()
             original = {"model": parent, "weights_sha256": "0" * 64}
@@ -141,12 +141,12 @@ def main() -> None:
         with open_workspace(folder) as desk:
             (record,) = all_requests(desk)
             done = [job.number for job in jobs(desk, "done")]
-            unfinished = jobs(desk, "planned", "forgotten", "checked", "described", "failed")
+            resume_state = jobs(desk, "planned", "forgotten", "checked", "described", "failed")
             (last,) = (desk.run_folder(number) for number in done)
             runs = sorted(path.name for path in (folder / "runs").iterdir())
             told = (last / "unlearning/requests.json").read_text(encoding="utf-8")
             right = (
-                record.status == "done" and not unfinished and runs == [last.name] and summary(desk, 1)["id"] in told
+                record.status == "done" and not resume_state and runs == [last.name] and summary(desk, 1)["id"] in told
             )
         made = len(hands.counter.read_text().splitlines())
         again = "refused"

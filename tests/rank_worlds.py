@@ -24,9 +24,9 @@ from conftest import alg1
 from famr.cli.main import main
 from famr.data.loaders import image_batches
 from famr.engine.distributed import ALONE, Ranks
+from famr.engine.inference import predict_batches
 from famr.engine.launch import joined
 from famr.errors import DataError, FamrError, RequestError
-from famr.evaluation.evaluate import collect
 from famr.models.activations import listen
 from famr.targets.probe import mean_features
 from small import ARCHITECTURE, ARGUMENTS, CLASSES
@@ -124,7 +124,7 @@ def command_with_a_death(rank: int, dies: int, how: str, arguments: list[str]) -
 
     os.environ["FAMR_TIMEOUT"] = "2" if how == "asleep" else "20"
     optimise.rate_at = last
-    resuming.Unfinished.due = lambda kept: kept.every < math.inf  # type: ignore[method-assign]
+    resuming.ResumeState.due = lambda kept: kept.every < math.inf  # type: ignore[method-assign]
     command(rank, arguments)
 
 
@@ -184,11 +184,11 @@ def told(result: famr.Unlearned) -> list[dict[str, float]]:
 
 
 def features(data: str, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
-    """Answers and features of stored images, five at a time."""
+    """Predictions and features of stored images, five at a time."""
     images = famr.open_data(data).everything()
     small = famr.new_model(ARCHITECTURE, CLASSES, from_scratch=True, arguments=ARGUMENTS)
-    batches = image_batches(images, small.prepared_by(), 5, CPU, ranks)
-    said = collect(small, batches(None), CPU, ranks=ranks)
+    batches = image_batches(images, small.require_preprocessing(), 5, CPU, ranks)
+    said = predict_batches(small, batches(None), CPU, ranks=ranks)
     with listen(small.module, "blocks.0", channels_last=False) as tap, torch.no_grad():
         found, labels = mean_features(small.module, tap, batches(None), ranks)
     return {"logits": said.logits, "targets": said.targets, "features": found, "labels": labels}

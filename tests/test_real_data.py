@@ -52,8 +52,8 @@ def test_imagenet_weights_see_what_is_in_a_photograph() -> None:
     data = famr.open_data(f"parquet:{DATA / 'tiny-imagenet-100'}")
     wnids = data.train.column("wnid")
     goldfish = torch.tensor([wnid == "n01443537" for wnid in wnids])
-    from famr.evaluation.evaluate import answers
+    from famr.engine.inference import predict
 
     model = famr.load_model("timm:vit_tiny_patch16_224", weights=WEIGHTS)
-    found = answers(model, data.train.where(goldfish).take(torch.arange(16)), torch.device("cpu"))
+    found = predict(model, data.train.where(goldfish).take(torch.arange(16)), torch.device("cpu"))
     assert int((found.logits.argmax(dim=-1) == 1).sum()) >= 10

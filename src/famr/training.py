@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
 from famr.data.loaders import Batch, order, pixel_batches, resident
-from famr.engine.devices import Precision, pick_device, repeatable
-from famr.engine.finite import naming, require_finite
+from famr.engine.devices import Precision, deterministic, pick_device
+from famr.engine.finite import name_bad_images, require_finite
 from famr.engine.graphs import Captured
 from famr.engine.kernels import get_ready
 from famr.engine.lean import lean_pays, one_pass
@@ -26,8 +26,9 @@ from famr.engine.waking import wakes
 from famr.errors import RequestError
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.runs.resume import State, Unfinished, optimiser_tensors, restore_optimiser
-from famr.unlearn.loop import Step, epoch_seed, set_rate, trainable
+from famr.models.layers import trainable
+from famr.runs.resume import ResumeState, State, optimiser_tensors, restore_optimiser
+from famr.unlearn.loop import Step, epoch_seed, set_rate
 
 COMPILE_FROM_STEPS = 5000
 """Compilation takes half a minute on a GPU, and then saves a few milliseconds a step: with fewer it does not pay."""
@@ -135,12 +136,12 @@ def fit(
     *,
     seed: int = 0,
     device: str | None = None,
-    unfinished: Unfinished | None = None,
+    resume_state: ResumeState | None = None,
     on_event: Callable[[Step | TrainingRow], None] | None = None,
 ) -> Trained:
     """Train a copy of `model` on `images`; the model itself is not changed.
 
-    Train on `splits.retain` for a reference that never saw the forget set. `unfinished` keeps the state of the
+    Train on `splits.retain` for a reference that never saw the forget set. `resume_state` keeps the state of the
     training, and goes on from it where it was begun before.
     """
     training = training or Training()
@@ -149,13 +150,13 @@ def fit(
     if not images.labelled:
         raise RequestError("Training needs a class for every image.", fix="Put the images into class folders.")
     state = None
-    if unfinished is not None:
+    if resume_state is not None:
         what = {"training": asdict(training), "precision": precision, "seed": seed, "device": str(place)}
-        state = unfinished.begin(start=model.digest(), images=images.ids, targets=images.targets.tolist(), **what)
+        state = resume_state.begin(start=model.digest(), images=images.ids, targets=images.targets.tolist(), **what)
     trained = model.copy()
     trained.module.to(place)
-    with repeatable(seed), naming(images.ids):
-        history = tuple(_epochs(trained, images, training, precision, seed, place, on_event, unfinished, state))
+    with deterministic(seed), name_bad_images(images.ids):
+        history = tuple(_epochs(trained, images, training, precision, seed, place, on_event, resume_state, state))
     trained.module.cpu().eval().zero_grad()
     return Trained(trained, training, seed, history, str(place), precision)
 
@@ -168,7 +169,7 @@ def _epochs(
     seed: int,
     device: torch.device,
     on_event: Callable[[Step | TrainingRow], None] | None,
-    unfinished: Unfinished | None,
+    resume_state: ResumeState | None,
     state: State | None,
 ) -> Iterator[TrainingRow]:
     module = model.module.train()
@@ -206,8 +207,8 @@ def _epochs(
         if on_event is not None:
             on_event(row)
         history.append(row)
-        if unfinished is not None and unfinished.due():
-            unfinished.keep(_state(module, optimiser, generator), {"history": [asdict(each) for each in history]})
+        if resume_state is not None and resume_state.due():
+            resume_state.keep(_state(module, optimiser, generator), {"history": [asdict(each) for each in history]})
         yield row
 
 
@@ -220,7 +221,7 @@ def _step(
     compiled: bool,
 ) -> Stepping:
     """What is not compiled is lean on a GPU, as the steps of forgetting are."""
-    module, preprocessing = model.module, model.prepared_by()
+    module, preprocessing = model.module, model.require_preprocessing()
     network: Callable[[Tensor], Any] = torch.compile(module) if compiled else module
     lean = lean_pays(device) and not compiled
     if lean and precision == "bf16":
@@ -292,7 +293,7 @@ def _views(
     generator: torch.Generator,
 ) -> Callable[[int], Iterator[Batch]]:
     """Passes in random order over augmented pixels; small images stay on the GPU for the whole training."""
-    preprocessing = model.prepared_by()
+    preprocessing = model.require_preprocessing()
     held = resident(images, preprocessing, device)
     targets = images.targets.to(device)
 

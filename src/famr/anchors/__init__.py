@@ -15,7 +15,7 @@ from famr.anchors.function import FunctionAnchor
 from famr.anchors.kfac import KFACAnchor
 from famr.anchors.l2 import L2Anchor
 
-__all__ = ["Anchor", "FisherAnchor", "FunctionAnchor", "Held", "KFACAnchor", "L2Anchor", "WeightAnchor"]
+__all__ = ["Anchor", "AnchorTerm", "FisherAnchor", "FunctionAnchor", "KFACAnchor", "L2Anchor", "WeightAnchor"]
 
 
 class Anchor(Protocol):
@@ -44,7 +44,7 @@ class WeightAnchor(Anchor, Protocol):
         ...
 
 
-class Held(NamedTuple):
+class AnchorTerm(NamedTuple):
     """An anchor and its strength λ."""
 
     anchor: Anchor

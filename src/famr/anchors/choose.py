@@ -8,27 +8,27 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from famr.anchors import FisherAnchor, FunctionAnchor, Held, KFACAnchor, L2Anchor
+from famr.anchors import AnchorTerm, FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import Spectra, covered, kfac_factors
 from famr.data import Images
 from famr.data.loaders import (
     Batches,
     LabelledImages,
+    evaluation_batch_size,
+    evaluation_batches,
+    gradient_batch_size,
     image_batches,
     loader_batches,
-    look_size,
-    looks,
     order,
-    pass_size,
 )
 from famr.data.splits import Splits, some_of_each_class
 from famr.engine.distributed import ALONE, Ranks
-from famr.engine.finite import naming
+from famr.engine.finite import name_bad_images
 from famr.errors import RequestError
 from famr.models.classifier import logits_of
+from famr.models.layers import trainable
 from famr.unlearn.forget_loss import ForgetLoss
-from famr.unlearn.loop import trainable
 from famr.unlearn.sketch import Sketch
 
 
@@ -52,7 +52,7 @@ def anchors_for(
     sketch: Sketch | None,
     seed: int,
     original: nn.Module | None = None,
-) -> list[Held]:
+) -> list[AnchorTerm]:
     """One anchor for the weights, ℓ₂, Fisher or K-FAC, and one for the answers where its strength is not zero.
 
     `original`: whose weights the network begins with, if it stays as it is for as long as the anchors are used.
@@ -61,16 +61,16 @@ def anchors_for(
     source = given if given is not None or splits is None else splits.retain
     start = starting_weights(loss.model.module, original)
     strength = method.settled_strength
-    held = [Held(L2Anchor(start), strength)]
+    held = [AnchorTerm(L2Anchor(start), strength)]
     if method.anchor != "l2" and sketch is not None:
-        held = [Held(from_sketch(loss, start, sketch), strength)]
+        held = [AnchorTerm(from_sketch(loss, start, sketch), strength)]
     elif method.anchor != "l2":
         images = _required(source, method.anchor)
         if isinstance(images, Images):
             images = images.take(order(len(images), seed)[: method.fisher_images])
-        batches = _passes(loss, images, pass_size(loss.a_step))
-        with naming(images.ids if isinstance(images, Images) else None):
-            held = [Held(_fisher_anchor(loss, start, batches, seed), strength)]
+        batches = _passes(loss, images, gradient_batch_size(loss.a_step))
+        with name_bad_images(images.ids if isinstance(images, Images) else None):
+            held = [AnchorTerm(_fisher_anchor(loss, start, batches, seed), strength)]
     if method.function_strength:
         images = _required(source, "function")
         if isinstance(images, Images):
@@ -78,14 +78,14 @@ def anchors_for(
             images = some_of_each_class(images, method.function_images, seed)
         size = method.images_a_step(len(images)) if isinstance(images, Images) else method.batch_size
         if isinstance(images, Images) and loss.front is not None:
-            at_once = (size, look_size(loss.device, size))
-            prepared = loss.model.prepared_by()
+            at_once = (size, evaluation_batch_size(loss.device, size))
+            prepared = loss.model.require_preprocessing()
             batches, whole = (loss.front.passes(images, prepared, each, loss.device) for each in at_once)
         else:
             batches, whole = _passes(loss, images, size, loss.ranks), None
             if isinstance(images, Images):
-                whole = looks(images, loss.model.prepared_by(), loss.device, loss.ranks, size)
-        held.append(Held(FunctionAnchor(loss.logits, batches, seed, loss.ranks, whole), method.function_strength))
+                whole = evaluation_batches(images, loss.model.require_preprocessing(), loss.device, loss.ranks, size)
+        held.append(AnchorTerm(FunctionAnchor(loss.logits, batches, seed, loss.ranks, whole), method.function_strength))
     return held
 
 
@@ -124,7 +124,7 @@ def _among(layer: Spectra, place: Mapping[int, int]) -> Spectra:
 
 def _passes(loss: ForgetLoss, images: Images | Iterable[LabelledImages], size: int, ranks: Ranks = ALONE) -> Batches:
     if isinstance(images, Images):
-        return image_batches(images, loss.model.prepared_by(), size, loss.device, ranks)
+        return image_batches(images, loss.model.require_preprocessing(), size, loss.device, ranks)
     return loader_batches(images, loss.device, ranks)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from famr.data.loaders import Batch, Batches
 from famr.engine.distributed import ALONE, Ranks
-from famr.engine.oom import cut, in_halves
+from famr.engine.oom import halve_on_oom, micro_batches
 from famr.metrics.forgetting import kl_divergence
 
 MEASURED = 256
@@ -74,7 +74,7 @@ class FunctionAnchor:
 
     def _said(self, batch: Batch) -> Tensor:
         """The answers to a batch, without gradients."""
-        return self._ranks.gather(in_halves(self._logits, batch.images), len(batch.positions))
+        return self._ranks.gather(halve_on_oom(self._logits, batch.images), len(batch.positions))
 
     def _answers(self, batch: Batch) -> Tensor:
         return self._ranks.gather(self._logits(batch.images), len(batch.positions))
@@ -114,7 +114,7 @@ class FunctionAnchor:
         if self.parts == 1:
             return self._ranks.gradient(self._divergence(self.drawn).mean(), parameters)
         total = [torch.zeros_like(parameter) for parameter in parameters]
-        for part, share in cut(self.drawn, self.parts):
+        for part, share in micro_batches(self.drawn, self.parts):
             found = self._ranks.gradient(share * self._divergence(part).mean(), parameters)
             total = [sum_ + piece for sum_, piece in zip(total, found, strict=True)]
         return total

@@ -22,7 +22,7 @@ from famr.audit.witness import (
     survived,
 )
 from famr.data.splits import Splits
-from famr.engine.devices import pick_device, repeatable
+from famr.engine.devices import deterministic, pick_device
 from famr.errors import RequestError
 from famr.models import Classifier
 
@@ -53,7 +53,7 @@ def audit(
     if style is not None and splits.request.style is None:
         raise RequestError("No style was forgotten.", where=splits.request.describe(), fix="Leave the style layer out.")
     costs = Stopwatch()
-    with repeatable(seed):
+    with deterministic(seed):
         panel = _panel({**models, **references}, list(models), asked, original, style, quick, limits, costs)
         with costs("gates"):
             checks = _gates(panel, asked)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from famr.audit.features import PENULTIMATE, block_layers, layer_features
 from famr.data import Images
+from famr.engine.features import PENULTIMATE, layer_features
 from famr.errors import DataError
 from famr.models import Classifier
+from famr.models.layers import block_names
 
 
 def linear_cka(first: Tensor, second: Tensor) -> float:
@@ -49,7 +50,7 @@ def cka_to_others(
     layers: Sequence[str] | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """CKA to each other model, by the name of the other, the set of images and the layer; by default of each block."""
-    names = (*block_layers(model), PENULTIMATE) if layers is None else tuple(layers)
+    names = (*block_names(model), PENULTIMATE) if layers is None else tuple(layers)
     alike: dict[str, dict[str, dict[str, float]]] = {name: {} for name in others}
     for set_name, images in sets.items() if others and names else ():
         ours = layer_features(model, images, device, names)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from famr.evaluation.evaluate import Answers
 from famr.metrics.forgetting import correct
+from famr.metrics.predictions import Predictions
 from famr.targets.distributions import tempered_target, without
 
 
@@ -38,7 +38,7 @@ def nearness(forget_logits: Tensor, forgotten: Tensor) -> Tensor:
     return tempered_target(without(forget_logits, forgotten), 1.0).mean(dim=0)
 
 
-def collateral(before: Answers, after: Answers, near: Tensor) -> list[ClassChange]:
+def collateral(before: Predictions, after: Predictions, near: Tensor) -> list[ClassChange]:
     """Every class among the held-out images, the one that lost most first; equals in the order of nearness."""
     hits = {name: correct(said.logits, said.targets) for name, said in (("before", before), ("after", after))}
     found = []

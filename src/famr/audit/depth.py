@@ -15,18 +15,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from famr.audit.cka import cka_to_others
-from famr.audit.features import PENULTIMATE, layer_features
-from famr.audit.head_check import best_bias, head_of, with_head_of
+from famr.audit.head_check import best_bias, with_head_of
 from famr.audit.probes import few_of_each, neighbour_answers, probe_answers, prototype_head
 from famr.data import Images
 from famr.data.loaders import order
 from famr.data.splits import Splits, some_of_each_class
 from famr.engine.devices import pick_device
+from famr.engine.features import PENULTIMATE, layer_features
+from famr.engine.inference import predict
 from famr.errors import RequestError
-from famr.evaluation.evaluate import Answers, answers
 from famr.metrics.forgetting import correct
+from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
+from famr.models.layers import head_of
 
 SHOTS = 5
 """Labelled images of each class that an attacker has. With hundreds, probes of retrained features succeed as well."""
@@ -140,8 +142,8 @@ def depth_of(
         known = torch.cat([taught, layer_features(model, kept, place)[PENULTIMATE]])
         labels = torch.cat([lessons.targets, kept.targets])
         probe, neighbours = attack(probe_answers, known, labels), attack(neighbour_answers, known, labels)
-    said = answers(model, asked, place)
-    kept_said = None if splits.test is None else answers(model, splits.test, place)
+    said = predict(model, asked, place)
+    kept_said = None if splits.test is None else predict(model, splits.test, place)
     turned_up = None
     if kept_said is not None:
         found = best_bias(said.logits, said.targets, kept_said.logits, kept_said.targets, classes)
@@ -180,10 +182,10 @@ def _lessons(splits: Splits, count: int, seed: int) -> tuple[Images, Images, str
 
 def _recognised(model: Classifier, asked: Images, kept: Images | None, device: torch.device) -> Recognised:
     """The answers of a changed model, marked."""
-    return _marked(answers(model, asked, device), None if kept is None else answers(model, kept, device))
+    return _marked(predict(model, asked, device), None if kept is None else predict(model, kept, device))
 
 
-def _marked(said: Answers, kept: Answers | None) -> Recognised:
+def _marked(said: Predictions, kept: Predictions | None) -> Recognised:
     return Recognised(correct(said.logits, said.targets), None if kept is None else correct(kept.logits, kept.targets))
 
 

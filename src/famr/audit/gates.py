@@ -17,8 +17,8 @@ from famr.audit.verdict import Check, Figure
 from famr.audit.witness import FEWEST_IMAGES, Witness
 from famr.data.loaders import order
 from famr.data.splits import Splits
-from famr.evaluation.evaluate import Answers
 from famr.metrics.forgetting import correct
+from famr.metrics.predictions import Predictions
 from famr.metrics.retraining import js_divergence
 
 TELL_TALE_IMAGES = 500
@@ -32,7 +32,7 @@ def hits(name: str) -> Reading:
     """1 where the model is right about an image of that set."""
 
     def read(witness: Witness) -> Tensor:
-        said: Answers = getattr(witness, name)
+        said: Predictions = getattr(witness, name)
         return correct(said.logits, said.targets).double()
 
     return read

@@ -7,21 +7,14 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from famr.certificates.penultimate import head_layer
 from famr.errors import CheckpointError
 from famr.models import Classifier
+from famr.models.layers import head_of
 
 LOST = 0.01
 """The share of retained images that an attacker gives up to get the forgotten class back."""
-
-
-def head_of(model: Classifier) -> nn.Linear:
-    """The last linear layer."""
-    head = model.module.get_submodule(head_layer(model))
-    assert isinstance(head, nn.Linear)  # head_layer looks among linear layers
-    return head
 
 
 def with_head_of(model: Classifier, donor: Classifier, *, bias_only: bool = False) -> Classifier:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.engine.devices import one_thread
+from famr.engine.devices import single_thread
 from famr.errors import DataError
 from famr.targets.probe import probe_target
 
@@ -44,7 +44,7 @@ def neighbour_answers(known: Tensor, labels: Tensor, asked: Tensor, neighbours: 
     from sklearn.neighbors import KNeighborsClassifier
 
     points, queries = (F.normalize(found.double(), dim=1).numpy() for found in (known, asked))
-    with one_thread():
+    with single_thread():
         votes = KNeighborsClassifier(min(neighbours, len(known))).fit(points, labels.numpy())
         return torch.from_numpy(votes.predict(queries)).long()
 

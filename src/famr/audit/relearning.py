@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.audit.head_check import head_of
 from famr.data import Images
 from famr.data.loaders import EVALUATION_BATCH, Batches, image_batches, order
 from famr.data.splits import Splits, some_of_each_class
-from famr.engine.devices import pick_device, repeatable
+from famr.engine.devices import deterministic, pick_device
+from famr.engine.inference import accuracy_on_images, predict_batches
 from famr.errors import DataError, NumericsError, RequestError
-from famr.evaluation.evaluate import accuracy_on, collect
 from famr.metrics.forgetting import correct
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
-from famr.unlearn.loop import epoch_seed, trainable
+from famr.models.layers import head_of, trainable
+from famr.unlearn.loop import epoch_seed
 
 BACK = 0.95
 """The share of the original's accuracy at which the forgotten is back."""
@@ -125,7 +125,7 @@ def relearning(
     found: dict[str, list[Relearned]] = {name: [] for name in models}
     for seed in seeds:
         learned, others = taught_and_checked(splits.forget, lessons.images, seed)
-        before = accuracy_on(original, others, place)
+        before = accuracy_on_images(original, others, place)
         assert before is not None  # the forget images are labelled
         for name, model in models.items():
             found[name].append(relearn(model, learned, others, BACK * before, splits, lessons, seed, place))
@@ -160,14 +160,14 @@ def relearn(
     if lessons.level_bias:
         level_bias(student, set(splits.forgotten_classes()) & set(taught.targets.tolist()))
     kept = None if splits.retain is None else splits.retain.take(order(len(splits.retain), seed)[:AT_MOST])
-    forgotten = image_batches(taught, student.prepared_by(), lessons.batch_size, device)
-    beside = None if kept is None else image_batches(kept, student.prepared_by(), lessons.batch_size, device)
-    asked = image_batches(checked, student.prepared_by(), EVALUATION_BATCH, device)
-    with repeatable(seed):
+    forgotten = image_batches(taught, student.require_preprocessing(), lessons.batch_size, device)
+    beside = None if kept is None else image_batches(kept, student.require_preprocessing(), lessons.batch_size, device)
+    asked = image_batches(checked, student.require_preprocessing(), EVALUATION_BATCH, device)
+    with deterministic(seed):
         curve = tuple(_curve(student, _mixed(forgotten, beside, seed), asked, target, lessons, device))
     end = None
     if splits.test is not None:
-        end = accuracy_on(student, splits.test.take(order(len(splits.test), seed)[:AT_MOST]), device)
+        end = accuracy_on_images(student, splits.test.take(order(len(splits.test), seed)[:AT_MOST]), device)
     return Relearned(seed, len(taught), len(checked), target, curve, end)
 
 
@@ -216,7 +216,7 @@ def _curve(
     """Accuracy on the images asked about, before the first step and after each."""
     optimiser = torch.optim.Adam(trainable(student.module), lr=lessons.learning_rate)
     for step in range(lessons.steps + 1):
-        found = collect(student, asked(None), device)
+        found = predict_batches(student, asked(None), device)
         if not bool(torch.isfinite(found.logits).all()):
             raise NumericsError("Relearning diverged.", where=f"step {step}", fix="Lower its learning rate.")
         accuracy = float(correct(found.logits, found.targets).mean())

@@ -42,7 +42,7 @@ class Roc:
     """Mean of the shares of members and of non-members called right; None also where there is no threshold."""
     members: int
     non_members: int
-    """Answers that were scored; one model's answer to one image counts as one."""
+    """Predictions that were scored; one model's answer to one image counts as one."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

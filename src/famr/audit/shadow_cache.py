@@ -14,7 +14,7 @@ from torch import Tensor
 from famr.data import Images
 from famr.errors import StorageError
 from famr.models.weights import share_as_umask_says
-from famr.runs.folder import whole_file
+from famr.runs.folder import atomic_file
 
 
 def digest_of(content: Any) -> str:
@@ -38,7 +38,7 @@ def write_answers(file: Path, logits: Tensor, facts: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
     facts = {**facts, "sha256": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}
-    with whole_file(file) as staging:
+    with atomic_file(file) as staging:
         save_file({"logits": logits}, str(staging), metadata={"famr_shadow": json.dumps(facts)})
         share_as_umask_says(staging)
 

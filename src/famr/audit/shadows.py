@@ -21,12 +21,12 @@ from famr.audit.shadow_cache import claimed, digest_of, image_digests, read_answ
 from famr.data import Images
 from famr.data.images import joined
 from famr.data.request import SHOWN
-from famr.engine.devices import pick_device, repeatable
+from famr.engine.devices import deterministic, pick_device
+from famr.engine.inference import predict
 from famr.errors import CheckpointError, NumericsError, RequestError
-from famr.evaluation.evaluate import answers
 from famr.models import Classifier
 from famr.models.weights import load_weights, read_weights, save_weights
-from famr.runs.folder import environment, whole_file
+from famr.runs.folder import atomic_file, environment
 from famr.training import Training, fit
 
 FORMAT = 1
@@ -176,7 +176,7 @@ class _Work:
         self.device = pick_device(device or "auto")
         self.images = setting.pool if setting.base is None else joined(setting.pool, setting.base)
         self.asked = setting.pool if setting.others is None else joined(setting.pool, setting.others)
-        channels = setting.start(0).prepared_by().channels
+        channels = setting.start(0).require_preprocessing().channels
         self.digests = image_digests(self.images, channels)
         self.asked_digest = digest_of(image_digests(self.asked, channels))
         self.by_id = sorted(range(len(self.images)), key=self.images.ids.__getitem__)
@@ -208,7 +208,7 @@ class _Work:
         return [place for place in self.by_id if trained_on[place]]
 
     def start(self, seed: int) -> Classifier:
-        with repeatable(seed):  # also for a `start` that draws without asking the seed
+        with deterministic(seed):  # also for a `start` that draws without asking the seed
             return self.setting.start(seed)
 
     def key(self, seen: Tensor, seed: int) -> str:
@@ -221,7 +221,7 @@ class _Work:
                 "network": str(model.module),
                 "trainable": [name for name, weight in model.module.named_parameters() if weight.requires_grad],
                 "labels": model.labels,
-                "preprocessing": model.prepared_by().to_json(),
+                "preprocessing": model.require_preprocessing().to_json(),
                 "training": asdict(self.setting.training),
                 "images": sorted(self.digests[place] for place in self.positions(seen)),
                 "seed": seed,
@@ -244,9 +244,9 @@ class _Work:
             model = self.trained(key, seen, seed)
             if self.method is not None:
                 forget, retain = self.images.take(seen.nonzero()[:, 0]), self.setting.base
-                with repeatable(seed):
+                with deterministic(seed):
                     model = self.method.unlearn(model, forget, retain, seed)
-            logits = answers(model, self.asked, self.device).logits.float().contiguous()
+            logits = predict(model, self.asked, self.device).logits.float().contiguous()
             if not bool(torch.isfinite(logits).all()):
                 raise NumericsError("A shadow's answers are not all finite.", where=key, fix="Lower the learning rate.")
             facts = {"shadow": key, "method": method, "environment": environment(str(self.device))}
@@ -268,6 +268,6 @@ class _Work:
         images = self.images.take(torch.tensor(self.positions(seen)))
         model = fit(self.start(seed), images, self.setting.training, seed=seed, device=str(self.device)).model
         if self.keep_weights:
-            with whole_file(file) as staging:
+            with atomic_file(file) as staging:
                 save_weights(model.module, staging)
         return model

@@ -17,12 +17,12 @@ from famr.data import Images
 from famr.data.loaders import EVALUATION_BATCH, image_batches, order
 from famr.data.splits import Splits
 from famr.engine.devices import pick_device
+from famr.engine.inference import on_device
 from famr.errors import DataError, RequestError
-from famr.evaluation.evaluate import placed
 from famr.losses.objective import gram_matrix
 from famr.models import Classifier
 from famr.models.activations import listen
-from famr.models.classifier import evaluating
+from famr.models.classifier import eval_mode
 
 SHOTS = 20
 """Labelled images of each style that the probe learns from."""
@@ -126,8 +126,8 @@ def gram_features(
 ) -> Tensor:
     """The upper half of each image's Gram matrix at a layer, as one row an image."""
     rows = []
-    batches = image_batches(images, model.prepared_by(), EVALUATION_BATCH, device)
-    with placed(model.module, device), evaluating(model.module), listen(model.module, layer, channels_last) as tap:
+    batches = image_batches(images, model.require_preprocessing(), EVALUATION_BATCH, device)
+    with on_device(model.module, device), eval_mode(model.module), listen(model.module, layer, channels_last) as tap:
         for batch in batches(None):
             model.module(batch.images)
             rows.append(upper_half(gram_matrix(tap.features(len(batch.images)))).cpu())

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from famr.data import Images
 from famr.data.loaders import EVALUATION_BATCH, image_batches
 from famr.engine.devices import pick_device
+from famr.engine.inference import predict, predict_batches
 from famr.errors import NumericsError
-from famr.evaluation.evaluate import Answers, answers, collect
 from famr.metrics.forgetting import correct
+from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.models.classifier import logits_of
 from famr.models.onnx import Exported, as_onnx, onnx_missing
@@ -69,19 +70,21 @@ def survival(
             missing[change] = f"not available: {error.what}"
         except torch.onnx.OnnxExporterError:
             missing[change] = "not available: the network cannot be exported"
-    return Survival(_marks(answers(model, images, place)), changed, missing)
+    return Survival(_marks(predict(model, images, place)), changed, missing)
 
 
 def _asked(model: Classifier, change: str, images: Images, device: torch.device) -> Tensor:
     """What a changed copy gets right."""
     if change == "onnx":
         copy, cpu = exported(model), torch.device("cpu")  # where ONNX runtime always is
-        return _marks(collect(copy, image_batches(images, copy.prepared_by(), EVALUATION_BATCH, cpu)(None), cpu))
+        return _marks(
+            predict_batches(copy, image_batches(images, copy.require_preprocessing(), EVALUATION_BATCH, cpu)(None), cpu)
+        )
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return _marks(answers(halved(model, kinds[change]) if change in kinds else quantised(model), images, device))
+    return _marks(predict(halved(model, kinds[change]) if change in kinds else quantised(model), images, device))
 
 
-def _marks(said: Answers) -> Tensor:
+def _marks(said: Predictions) -> Tensor:
     return correct(said.logits, said.targets)
 
 

@@ -17,9 +17,10 @@ from famr.audit.survival import CHANGES, Survival, survival
 from famr.data import Images
 from famr.data.loaders import order
 from famr.data.splits import Splits
+from famr.engine.inference import predict
 from famr.errors import CheckpointError, RequestError
-from famr.evaluation.evaluate import Answers, answers
 from famr.metrics.membership import called_non_members
+from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
 
@@ -52,10 +53,10 @@ class StyleLayer:
 class Witness:
     """One model; None where a question was not put, or cannot be for such a request."""
 
-    forget: Answers
-    retain: Answers
-    test: Answers
-    forget_test: Answers | None
+    forget: Predictions
+    retain: Predictions
+    test: Predictions
+    forget_test: Predictions | None
     non_members: Tensor
     """How often the membership attack calls each forget image a non-member, as a share of its draws."""
     depth: Depth | None = None
@@ -132,9 +133,9 @@ def question(
     seed, place = asked.seed, asked.device
     with costs("answers"):
         forget, retain, test = (
-            answers(model, images, place) for images in (asked.splits.forget, asked.retain, asked.test)
+            predict(model, images, place) for images in (asked.splits.forget, asked.retain, asked.test)
         )
-        apart = None if asked.splits.forget_test is None else answers(model, asked.splits.forget_test, place)
+        apart = None if asked.splits.forget_test is None else predict(model, asked.splits.forget_test, place)
     with costs("membership"):
         found = Witness(forget, retain, test, apart, membership(forget, retain, test, seed))
     if asked.enough and asked.splits.forgets_classes():
@@ -150,7 +151,7 @@ def question(
     return found
 
 
-def membership(forget: Answers, retain: Answers, test: Answers, seed: int) -> Tensor:
+def membership(forget: Predictions, retain: Predictions, test: Predictions, seed: int) -> Tensor:
     """How often each forget image is called a non-member; the draws are fitted side by side, each with its own seed."""
     members, others = (_true_class(said)[:ATTACK_IMAGES] for said in (retain, test))
     asked = _true_class(forget)
@@ -190,5 +191,5 @@ def survived(
     return found
 
 
-def _true_class(said: Answers) -> Tensor:
+def _true_class(said: Predictions) -> Tensor:
     return torch.softmax(said.logits, dim=-1).gather(-1, said.targets[:, None])[:, 0]

@@ -20,7 +20,7 @@ import torch
 
 from famr.data.request import Kind, Request
 from famr.data.splits import Splits
-from famr.engine.devices import Precision, pick_device, repeatable
+from famr.engine.devices import Precision, deterministic, pick_device
 from famr.errors import RequestError
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
@@ -139,7 +139,7 @@ class Alternative(ABC):
         home = next(original.module.parameters()).device
         place = pick_device(device or ("auto" if home.type == "cpu" else str(home)))
         precise: Precision = precision or ("bf16" if place.type == "cuda" else "fp32")
-        with repeatable(seed):
+        with deterministic(seed):
             made = self.made(original, splits, seed, place, precise)
         return Outcome(
             made.model,

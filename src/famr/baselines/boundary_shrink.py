@@ -85,7 +85,9 @@ class BoundaryShrink(WeightChange):
         images = images.detach().requires_grad_(True)
         loss = F.cross_entropy(work.logits(images), labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, images)
-        std = torch.tensor(work.model.prepared_by().std, device=work.device)  # the network sees (x − mean)/std
+        std = torch.tensor(
+            work.model.require_preprocessing().std, device=work.device
+        )  # the network sees (x − mean)/std
         with torch.no_grad():
             moved = across_the_boundary(images, gradient, self.epsilon / std[:, None, None])
             forgotten = torch.tensor(work.splits.forgotten_classes(), device=work.device)

@@ -17,7 +17,8 @@ from famr.baselines.work import Work
 from famr.data.augmentation import Augmentation
 from famr.engine.finite import all_finite
 from famr.errors import NumericsError, RequestError
-from famr.unlearn.loop import set_rate, trainable
+from famr.models.layers import trainable
+from famr.unlearn.loop import set_rate
 
 Stepper = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "constant"]

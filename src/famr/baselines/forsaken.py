@@ -14,12 +14,12 @@ from famr.baselines.work import WeightChange, Work
 from famr.data.request import Kind
 from famr.data.splits import Splits
 from famr.errors import RequestError
-from famr.evaluation.evaluate import Answers
 from famr.losses.objective import target_kl
+from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 
 
-def non_member_target(held_out: Answers, labels: Tensor, forgotten: Sequence[int]) -> Tensor:
+def non_member_target(held_out: Predictions, labels: Tensor, forgotten: Sequence[int]) -> Tensor:
     """The model's mean answer to held-out images: of the image's own class, or of all where that class is forgotten.
 
     `labels` are those of the forget images; the result is one distribution for each.

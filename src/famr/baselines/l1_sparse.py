@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from famr.baselines.descent import Descent, Steps
 from famr.baselines.work import WeightChange, Work
 from famr.errors import RequestError
-from famr.unlearn.loop import trainable
+from famr.models.layers import trainable
 
 
 def l1_sparse_loss(

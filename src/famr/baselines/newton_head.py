@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from famr.baselines.work import WeightChange, Work
 from famr.certificates.conjugate_gradient import Solution, conjugate_gradient
-from famr.certificates.penultimate import head_layer
 from famr.data import Images
 from famr.errors import NumericsError, RequestError
+from famr.models.layers import head_name
 
 TOLERANCE, STEPS = 1e-6, 2000
 
@@ -81,7 +81,7 @@ class NewtonHead(WeightChange):
 
     def change(self, work: Work) -> None:
         """One pass over all images for their features, then one linear system in double precision."""
-        head = work.model.module.get_submodule(head_layer(work.model))
+        head = work.model.module.get_submodule(head_name(work.model))
         assert isinstance(head, nn.Linear)
         left, gone = _features(work, head, work.retained.images), _features(work, head, work.splits.forget)
         weights = _joined(head).to(left)

@@ -16,7 +16,7 @@ from famr.baselines.neg_grad_plus import FORGET_PART
 from famr.baselines.random_labels import drawn_labels
 from famr.baselines.work import WeightChange, Work
 from famr.errors import RequestError
-from famr.unlearn.loop import trainable
+from famr.models.layers import trainable
 
 
 def saliency_masks(gradients: Sequence[Tensor], share: float) -> list[Tensor]:

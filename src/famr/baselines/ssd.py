@@ -14,7 +14,7 @@ from famr.baselines.repeated import Repeated
 from famr.baselines.work import WeightChange, Work
 from famr.data.loaders import LabelledImages
 from famr.errors import RequestError
-from famr.unlearn.loop import trainable
+from famr.models.layers import trainable
 
 
 def dampened(weight: Tensor, forget: Tensor, whole: Tensor, alpha: float, lam: float) -> Tensor:

@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import nn
 
-from famr.engine.devices import repeatable
+from famr.engine.devices import deterministic
 from famr.errors import CheckpointError
 from famr.models import Classifier
 from famr.models.classifier import BareArchitecture
@@ -20,7 +20,7 @@ def untrained(original: Classifier, seed: int) -> Classifier:
     Where famr did not build the network, each part draws its own weights anew; a part that cannot is an error, since
     trained weights would stay in it.
     """
-    with repeatable(seed):
+    with deterministic(seed):
         if not isinstance(original.architecture, BareArchitecture):
             classes = original.class_count()
             assert classes is not None

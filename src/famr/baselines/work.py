@@ -17,10 +17,11 @@ from famr.data.augmentation import Augmentation, augment
 from famr.data.loaders import EVALUATION_BATCH, Batch, order, pixel_batches, resident
 from famr.data.splits import Splits
 from famr.engine.devices import Precision
+from famr.engine.inference import predict_batches
 from famr.engine.kernels.network import get_ready
 from famr.engine.lean import lean_pays, one_pass
-from famr.evaluation.evaluate import Answers, collect
 from famr.losses.objective import at_least_float32
+from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.models.classifier import logits_of
 from famr.unlearn.loop import epoch_seed
@@ -59,7 +60,7 @@ class Work:
     def logits(
         self, images: Tensor, model: Classifier | None = None, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """Answers of the copy, or of another model, in the precision of the run; logits themselves in float32.
+        """Predictions of the copy, or of another model, in the precision of the run; logits themselves in float32.
 
         `weights` are used instead of its own, by their names.
         """
@@ -73,7 +74,7 @@ class Work:
             return at_least_float32(logits_of(said))
 
     def logits_of_both(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Answers of the copy on two batches: on a GPU in one go, as it is kept waiting by each call.
+        """Predictions of the copy on two batches: on a GPU in one go, as it is kept waiting by each call.
 
         For a network in evaluation mode, where no image sees its neighbours.
         """
@@ -136,10 +137,10 @@ class Work:
         shelf = next((s for s in shelves if s is not None and s.images is images), Shelf(images, None))
         return self._pass(shelf, size, None, None)
 
-    def answers(self, images: Images) -> Answers:
+    def answers(self, images: Images) -> Predictions:
         """What the copy says now, in the order of the set, on the CPU."""
         self.image_passes += len(images)
-        return collect(self.model, self.in_order(images), self.device, self.precision)
+        return predict_batches(self.model, self.in_order(images), self.device, self.precision)
 
     def draws(self) -> torch.Generator:
         """Random numbers on the CPU, the same on every device."""
@@ -152,7 +153,7 @@ class Work:
 
     def _pass(self, shelf: Shelf, size: int, seed: int | None, augmentation: Augmentation | None) -> Iterator[Batch]:
         """As the network takes them; resized, cropped and mirrored where the network is."""
-        prepared = self.model.prepared_by()
+        prepared = self.model.require_preprocessing()
         if shelf.pixels is None:
             for pixels, labels, positions in pixel_batches(shelf.images, prepared, size, self.device, seed):
                 yield Batch(prepared.normalise(self._view(pixels, augmentation)), labels, positions)
@@ -167,7 +168,7 @@ class Work:
     def _view(self, pixels: Tensor, augmentation: Augmentation | None) -> Tensor:
         if augmentation is None:
             return pixels
-        return augment(pixels, self.model.prepared_by().crop, augmentation, self.views)
+        return augment(pixels, self.model.require_preprocessing().crop, augmentation, self.views)
 
 
 class WeightChange(Alternative):
@@ -190,7 +191,7 @@ class WeightChange(Alternative):
         home = next(original.module.parameters()).device
         copy = original.copy()
         copy.module.to(device).train(self.trains_normalisation)
-        prepared = copy.prepared_by()
+        prepared = copy.require_preprocessing()
 
         def shelf(images: Images) -> Shelf:
             return Shelf(images, resident(images, prepared, device))

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from famr.data import Images
-from famr.data.loaders import Batches, looks
+from famr.data.loaders import Batches, evaluation_batches
 from famr.data.splits import Splits
 from famr.data.transforms import Preprocessing
 from famr.engine.devices import Precision
+from famr.engine.inference import on_device, predict_batches
 from famr.errors import DataError, NumericsError
-from famr.evaluation.evaluate import Answers, collect, placed
 from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
 from famr.metrics.membership import mia_efficacy
+from famr.metrics.predictions import Predictions
 from famr.metrics.retraining import average_gap, js_divergence
 from famr.models import Classifier
 
@@ -52,7 +53,7 @@ class Marks(NamedTuple):
     correct: Tensor
 
     @classmethod
-    def of(cls, said: Answers) -> Marks:
+    def of(cls, said: Predictions) -> Marks:
         """From all its answers."""
         probability = torch.softmax(said.logits, dim=-1).gather(-1, said.targets[:, None])[:, 0]
         return cls(probability, correct(said.logits, said.targets))
@@ -60,9 +61,9 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """Answers on the forget set, and marks on the others; none for samples in `forget_test`."""
+    """Predictions on the forget set, and marks on the others; none for samples in `forget_test`."""
 
-    forget: Answers
+    forget: Predictions
     retain: Marks
     test: Marks
     forget_test: Marks | None
@@ -84,7 +85,7 @@ class Views:
         def passes(images: Images, most: int | None = None) -> Batches:
             order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
             drawn = images if most is None else images.take(order[:most].sort().values)
-            return looks(drawn, preprocessing, device)
+            return evaluation_batches(drawn, preprocessing, device)
 
         assert scored.retain is not None
         assert scored.test is not None
@@ -98,10 +99,10 @@ class Views:
 
 def look(model: Classifier, views: Views, device: torch.device, precision: Precision) -> Said:
     """Ask a model about everything that is scored."""
-    with placed(model.module, device):
+    with on_device(model.module, device):
 
-        def asked(batches: Batches) -> Answers:
-            said = collect(model, batches(None), device, precision)
+        def asked(batches: Batches) -> Predictions:
+            said = predict_batches(model, batches(None), device, precision)
             if not bool(torch.isfinite(said.logits).all()):
                 raise NumericsError(
                     "The model's answers are not finite numbers.", where=model.spec, fix="Lower the learning rate."

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from famr.bench.contenders import file_stem
 from famr.errors import RequestError, StorageError
-from famr.runs.folder import whole_file
+from famr.runs.folder import atomic_file
 from famr.storage.digests import COMPLETE
 
 Part = Literal["cells", "tuning"]
@@ -34,7 +34,7 @@ class Key(NamedTuple):
 
 def write_whole(file: Path, text: str) -> None:
     """A text file, whole or not at all."""
-    with whole_file(file) as staging:
+    with atomic_file(file) as staging:
         staging.write_text(text, encoding="utf-8")
 
 

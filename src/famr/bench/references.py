@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from famr.bench.looks import Marks, Said
-from famr.evaluation.evaluate import Answers
+from famr.metrics.predictions import Predictions
 from famr.models.weights import share_as_umask_says
-from famr.runs.folder import whole_file
+from famr.runs.folder import atomic_file
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Reference:
                 tensors |= {f"{name}.probability": marks.probability, f"{name}.correct": marks.correct}
         costs = {"seconds": self.seconds, "image_passes": self.image_passes, "peak_memory": self.peak_memory}
         told = json.dumps({"facts": facts, "costs": costs}, sort_keys=True)
-        with whole_file(file) as staging:
+        with atomic_file(file) as staging:
             contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
             save_file(contiguous, str(staging), metadata={"famr_reference": told})
             share_as_umask_says(staging)
@@ -56,7 +56,7 @@ class Reference:
             def marks(name: str) -> Marks:
                 return Marks(tensors[f"{name}.probability"], tensors[f"{name}.correct"])
 
-            forget = Answers(tensors["forget.logits"], tensors["forget.targets"])
+            forget = Predictions(tensors["forget.logits"], tensors["forget.targets"])
             held_out = marks("forget_test") if "forget_test.correct" in tensors else None
             return cls(Said(forget, marks("retain"), marks("test"), held_out), **told["costs"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):

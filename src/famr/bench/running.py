@@ -20,15 +20,15 @@ from famr.bench.spreading import Spread, spread
 from famr.bench.tables import results_page
 from famr.bench.tasks import Task, tuned_on
 from famr.bench.tuning import best_trial, within
-from famr.data.loaders import looks
+from famr.data.loaders import evaluation_batches
 from famr.data.splits import Splits
 from famr.engine.distributed import ALONE, Ranks
-from famr.evaluation.evaluate import collect, placed
+from famr.engine.inference import on_device, predict_batches
 from famr.models import Classifier
 from famr.models.weights import load_weights, read_weights, save_weights
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
-from famr.runs.folder import environment, whole_file
+from famr.runs.folder import atomic_file, environment
 from famr.sisa.ensemble import train_sisa
 from famr.training import fit
 
@@ -46,7 +46,7 @@ def run_bench(bench: Bench, folder: Path, say: Say = print, ranks: Ranks = ALONE
         splits = splits_of(bench)
         unserved = require_served(bench, splits)
         start = bench.start(bench.seeds[0])
-        start.prepared_by()  # a start that cannot be loaded must not leave a folder behind
+        start.require_preprocessing()  # a start that cannot be loaded must not leave a folder behind
         records = Records(folder, bench.settings())
         keys = [key for key in bench.cells() if (key.method, key.task) not in unserved]
         methods = {each.name: within(each.method, bench.most_epochs).to_json() for each in bench.contenders}
@@ -157,8 +157,13 @@ class _Work:
         """A look, a step as methods and one as trainings take it: what a process does once is in nobody's seconds."""
         training, start = replace(self.bench.training, epochs=1), self.start(self.bench.seeds[0])
         some = self.bench.data.train.take(torch.arange(min(training.batch_size, len(self.bench.data.train))))
-        with placed(start.module, self.device):  # first: it sets a state of torch that compiled networks depend on
-            collect(start, looks(some, start.prepared_by(), self.device)(None), self.device, self.bench.precise)
+        with on_device(start.module, self.device):  # first: it sets a state of torch that compiled networks depend on
+            predict_batches(
+                start,
+                evaluation_batches(some, start.require_preprocessing(), self.device)(None),
+                self.device,
+                self.bench.precise,
+            )
         for compiled in sorted({False, self.bench.compiles and trains}):
             fit(start, some, replace(training, compile=compiled), device=str(self.device))
 
@@ -295,7 +300,7 @@ class _Work:
 
     def _views(self, task: Task, model: Classifier) -> Views:
         scored = apart(self.splits[task.label])[1]
-        return Views.of(scored, model.prepared_by(), self.device, tuning=task in self.bench.tuning)
+        return Views.of(scored, model.require_preprocessing(), self.device, tuning=task in self.bench.tuning)
 
     def start(self, seed: int) -> Classifier:
         """What training begins with; it takes seconds to draw the weights of a large network, and nobody changes it."""
@@ -321,7 +326,7 @@ class _Work:
         self.say(f"seed {seed}: training the original on {len(bench.data.train)} images")
         trained = fit(start, bench.data.train, bench.training, seed=seed, device=str(self.device))
         self.say(f"seed {seed}: trained in {trained.seconds:.1f} s")
-        with whole_file(file) as staging:
+        with atomic_file(file) as staging:
             save_weights(trained.model.module, staging)
         return trained.model
 

@@ -205,7 +205,7 @@ def facts(named: Named, model: Classifier) -> dict[str, Any]:
     return {
         **named.to_json(),
         "weights": parameters_of(model.module),
-        "image_side": list(model.prepared_by().crop),
+        "image_side": list(model.require_preprocessing().crop),
         "forward_flops": flops,
         "sample_pass_flops": PASS * flops,
     }

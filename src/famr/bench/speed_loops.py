@@ -21,7 +21,9 @@ from famr.config import FAMR
 from famr.data.loaders import image_batches, order
 from famr.data.splits import Splits
 from famr.engine.devices import Precision, autocast
-from famr.evaluation.evaluate import Answers, answers_to, compare_answers
+from famr.engine.inference import predict_splits
+from famr.evaluation.evaluate import compare_predictions
+from famr.metrics.predictions import Predictions
 from famr.metrics.tables import COLUMNS
 from famr.models import Classifier
 from famr.models.classifier import logits_of
@@ -75,7 +77,7 @@ def wait_for(device: torch.device) -> None:
 
 def prepared_images(model: Classifier, splits: Splits, device: torch.device) -> Tensor:
     """Every image to forget, as the network takes it, on the device."""
-    batches = image_batches(splits.forget, model.prepared_by(), 256, device)
+    batches = image_batches(splits.forget, model.require_preprocessing(), 256, device)
     return torch.cat([batch.images for batch in batches(None)])
 
 
@@ -124,7 +126,7 @@ def run_ours(original: Classifier, splits: Splits, method: FAMR, seed: int, devi
 
 def feeding(original: Classifier, splits: Splits, batch: int, device: torch.device) -> float:
     """Seconds of a pass over the forget images without any step: what it costs to bring them to the network."""
-    batches = image_batches(splits.forget, original.prepared_by(), batch, device)
+    batches = image_batches(splits.forget, original.require_preprocessing(), batch, device)
     seconds = []
     for seed in range(4):
         begun = time.perf_counter()
@@ -148,8 +150,8 @@ def apart(first: nn.Module, second: nn.Module, original: nn.Module) -> float:
 
 def metrics(original: Classifier, module: nn.Module, splits: Splits, device: torch.device) -> dict[str, float | None]:
     """The paper's metrics of a network that a loop made."""
-    said = answers_to(splits, replace(original, module=module), device)
-    found = compare_answers(answers_to(splits, original, device), said, None, splits).unlearned
+    said = predict_splits(splits, replace(original, module=module), device)
+    found = compare_predictions(predict_splits(splits, original, device), said, None, splits).unlearned
     return {name: getattr(found, name) for name in COLUMNS if name != "forget_test_accuracy"}
 
 
@@ -158,7 +160,7 @@ def compare_loops(
 ) -> dict[str, Any]:
     """Both loops in turn, as often as asked; who begins changes, so that neither gains from a machine's moods.
 
-    Answers that are nearly uniform have many near ties, which any rounding decides. Where the accuracies differ, the
+    Predictions that are nearly uniform have many near ties, which any rounding decides. Where the accuracies differ, the
     plain loop is run in fp32 as well: by how much it then differs from itself is what rounding alone does, and images
     whose answer that could have changed are left aside.
     """
@@ -178,7 +180,7 @@ def compare_loops(
     if largest_of_accuracies(gaps) > POINTS and method.settled_precision != "fp32":
         full = run_plain(original, prepared_images(original, splits, device), replace(method, precision="fp32"), seed)
         both["plain_in_fp32"] = metrics(original, full.module, splits, device)
-        said = [answers_to(splits, replace(original, module=end), device) for end in (*ends.values(), full.module)]
+        said = [predict_splits(splits, replace(original, module=end), device) for end in (*ends.values(), full.module)]
         decided = {"forget_accuracy": ties_aside(*(each.forget for each in said))}
         if all(each.test is not None for each in said):
             decided["retain_accuracy"] = ties_aside(*(each.test for each in said if each.test is not None))
@@ -204,7 +206,7 @@ def compare_loops(
     }
 
 
-def ties_aside(ours: Answers, plain: Answers, exact: Answers) -> dict[str, float | None]:
+def ties_aside(ours: Predictions, plain: Predictions, exact: Predictions) -> dict[str, float | None]:
     """How far the accuracies of both loops are apart on images whose answer rounding does not decide, and their share.
 
     An image is decided where the plain loop puts the right class ahead or behind by more than rounding moved that lead
@@ -212,8 +214,8 @@ def ties_aside(ours: Answers, plain: Answers, exact: Answers) -> dict[str, float
 
     >>> logits = torch.tensor([[3.0, 0.0], [0.0, 2.0], [0.1, 0.0]])
     >>> labels = torch.tensor([0, 0, 0])
-    >>> plain, exact = Answers(logits, labels), Answers(logits - torch.tensor([0.2, 0.0]), labels)
-    >>> ties_aside(Answers(logits + torch.tensor([9.0, 0.0]), labels), plain, exact)
+    >>> plain, exact = Predictions(logits, labels), Predictions(logits - torch.tensor([0.2, 0.0]), labels)
+    >>> ties_aside(Predictions(logits + torch.tensor([9.0, 0.0]), labels), plain, exact)
     {'share': 0.6666666865348816, 'gap': 0.5}
     """
     leads = lead(plain)
@@ -224,7 +226,7 @@ def ties_aside(ours: Answers, plain: Answers, exact: Answers) -> dict[str, float
     return {"share": float(clear.float().mean()), "gap": float((right - expected).abs())}
 
 
-def lead(said: Answers) -> Tensor:
+def lead(said: Predictions) -> Tensor:
     """By how much the right class is ahead of the best other one; negative where it is behind."""
     own = said.logits.gather(1, said.targets[:, None])
     others = said.logits.scatter(1, said.targets[:, None], -math.inf)

@@ -34,7 +34,7 @@ def fine_tune(original: Classifier, splits: Splits, method: FAMR, seed: int, dev
     """Plain SGD on the labels, without momentum: the least that any change of all weights needs."""
     module = original.copy().module.to(device).train()
     optimiser = torch.optim.SGD(module.parameters(), lr=1e-6)
-    batches = image_batches(splits.forget, original.prepared_by(), method.batch_size, device)
+    batches = image_batches(splits.forget, original.require_preprocessing(), method.batch_size, device)
     for epoch in range(method.settled_epochs):
         for batch in batches(seed + epoch):
             with autocast(device, method.settled_precision):
@@ -55,7 +55,7 @@ def use(what: What, original: Classifier, splits: Splits, method: FAMR, seed: in
 
 def bring(original: Classifier, splits: Splits, method: FAMR, device: torch.device) -> None:
     """Have the images there as both find them in their later epochs: prepared, where they are kept so."""
-    batches = image_batches(splits.forget, original.prepared_by(), method.batch_size, device)
+    batches = image_batches(splits.forget, original.require_preprocessing(), method.batch_size, device)
     for seed in (0, 1):
         for _ in batches(seed):
             pass

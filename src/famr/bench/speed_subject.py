@@ -68,7 +68,7 @@ def made(named: Named, seed: int) -> Classifier:
         model = new_model(named.spec, LABELS, arguments=named.arguments, from_scratch=True, seed=seed)
     else:
         model = load_model(named.spec)
-    prepared = model.prepared_by()
+    prepared = model.require_preprocessing()
     return replace(model, preprocessing=replace(prepared, resize=prepared.crop))
 
 
@@ -76,9 +76,11 @@ def synthetic(model: Classifier, forget: int, retained: int, seed: int) -> Data:
     """So many images of the class to be forgotten, so many of the others, and some held out."""
     labels = model.labels or LABELS
     rng = np.random.default_rng(seed)
-    colours = rng.integers(0, 128, (len(labels), GRID, GRID, model.prepared_by().channels), dtype=np.uint8)
+    colours = rng.integers(0, 128, (len(labels), GRID, GRID, model.require_preprocessing().channels), dtype=np.uint8)
     others = np.arange(POOL) % (len(labels) - 1) + 1
-    pools = [_noisy(colours[classes], model.prepared_by(), rng) for classes in (np.zeros(POOL, dtype=int), others)]
+    pools = [
+        _noisy(colours[classes], model.require_preprocessing(), rng) for classes in (np.zeros(POOL, dtype=int), others)
+    ]
 
     def images(name: str, forget: int, retained: int) -> Images:
         def decode(row: int) -> Image.Image:
@@ -121,7 +123,7 @@ def forward_flops(model: Classifier, first_token: Sequence[str] = ()) -> int:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    prepared = model.prepared_by()
+    prepared = model.require_preprocessing()
     shadow = deepcopy(model.module).to("meta").eval().requires_grad_(False)
     image = torch.zeros(1, prepared.channels, *prepared.crop, device="meta")
     spared = Unread(tuple(first_token)).spared(shadow)

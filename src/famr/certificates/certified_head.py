@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from famr.certificates.claims import Assumption, Certificate, Claim, bounded
 from famr.certificates.convex_head import ASSUMES, Account, CertifiedHead, remove, train_certified_head
 from famr.certificates.page import certificate_page
-from famr.certificates.penultimate import head_features, head_layer
 from famr.data import Images
 from famr.data.request import Request
+from famr.engine.features import head_features
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.models import Classifier, load_model
+from famr.models.layers import head_name
 from famr.models.weights import read_weights
-from famr.runs.folder import staged, write_json
+from famr.runs.folder import atomic_folder, write_json
 
 FACTS = "certified.json"
 NOT_SHOWN = (
@@ -128,7 +129,7 @@ class CertifiedClassifier:
     def classifier(self) -> Classifier:
         """A classifier that answers as the released head does."""
         answering = self.backbone.copy()
-        name = head_layer(answering)
+        name = head_name(answering)
         parent, _, last = name.rpartition(".")
         setattr(answering.module.get_submodule(parent), last, ReleasedHead(self.head.released))
         return replace(answering, labels=self.labels)
@@ -178,7 +179,7 @@ class CertifiedClassifier:
         """Write it whole or not at all."""
         from safetensors.torch import save_file
 
-        with staged(folder, overwrite=overwrite) as place:
+        with atomic_folder(folder, overwrite=overwrite) as place:
             (place / "backbone").mkdir()
             self.backbone.architecture.save(self.backbone, place / "backbone")
             self.head.save(place / "head")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from famr.anchors import FunctionAnchor, Held, WeightAnchor
+from famr.anchors import AnchorTerm, FunctionAnchor, WeightAnchor
 from famr.anchors.choose import anchors_for, from_sketch
 from famr.certificates.claims import Certificate, Claim
 from famr.certificates.conjugate_gradient import Solution
@@ -24,13 +24,13 @@ from famr.certificates.resting import RestingObjective
 from famr.data import Images
 from famr.data.loaders import EVALUATION_BATCH, image_batches, order
 from famr.data.splits import Splits
-from famr.engine.devices import pick_device, repeatable
+from famr.engine.devices import deterministic, pick_device
 from famr.errors import NumericsError, RequestError
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
+from famr.models.layers import trainable
 from famr.unlearn.forget import Unlearned
 from famr.unlearn.forget_loss import ForgetLoss, Passes, forget_loss
-from famr.unlearn.loop import trainable
 from famr.unlearn.setting import edited, passes_of, what_is_at_hand
 from famr.unlearn.sketch import Sketch
 
@@ -72,7 +72,7 @@ def certify(
         sketch.check(result.original)
     place = pick_device(device or "auto")
     try:
-        with repeatable(result.seed):
+        with deterministic(result.seed):
             say = on_part or (lambda _part: None)
             where = (place, lanczos_steps, retained_images, say)
             claims = _claims(result, splits, retrained, sketch, style_target, *where)
@@ -134,7 +134,10 @@ def _claims(
     say("the retrained model")
     compared = {
         name: image_batches(
-            images.take(torch.arange(min(len(images), COMPARED_IMAGES))), model.prepared_by(), EVALUATION_BATCH, place
+            images.take(torch.arange(min(len(images), COMPARED_IMAGES))),
+            model.require_preprocessing(),
+            EVALUATION_BATCH,
+            place,
         )
         for name, images in (("forget", splits.forget), ("retain", splits.retain), ("test", splits.test))
         if images is not None
@@ -158,7 +161,7 @@ def _influence(
         left = sum(sketch.class_counts) - len(splits.forget)
         return sketched_influence_step(loss.logits, objective.parameters, forget, kfac, left), sketch.images, True
     some = splits.retain.take(order(len(splits.retain), 0)[:count])
-    retain = image_batches(some, objective.loss.model.prepared_by(), EVALUATION_BATCH, place)
+    retain = image_batches(some, objective.loss.model.require_preprocessing(), EVALUATION_BATCH, place)
     try:
         step = influence_step(loss.logits, objective.parameters, forget, retain, len(splits.retain))
     except NumericsError as error:
@@ -166,7 +169,7 @@ def _influence(
     return step, len(some), False
 
 
-def resting_objective(loss: ForgetLoss, passes: Passes, anchors: list[Held]) -> RestingObjective:
+def resting_objective(loss: ForgetLoss, passes: Passes, anchors: list[AnchorTerm]) -> RestingObjective:
     """J of a run, while the network still has the original weights."""
     method, parameters = loss.method, trainable(loss.model.module)
     (weight_anchor, strength), *others = anchors

@@ -32,7 +32,7 @@ from famr.report.content import Report, Section
 from famr.report.escaping import visible
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
-from famr.runs.folder import whole_file
+from famr.runs.folder import atomic_file
 from famr.training import Training
 
 
@@ -243,7 +243,7 @@ def run_paper(
         raise RequestError("The folder holds no runs.", where=str(output), fix="Give --data, and they are run.")
     if figure is not None:
         file = output / f"figure-{figure}{'' if of_paper else '-default'}.png"
-        with whole_file(file) as staging:
+        with atomic_file(file) as staging:
             draw_figure(content, figure, staging, PAPER if of_paper else DEFAULT)
         return {"lines": [], "files": [str(file)]}
     page = paper_page(content)

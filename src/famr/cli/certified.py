@@ -13,8 +13,8 @@ from famr.cli.printing import print_json, say
 from famr.data.request import Request
 from famr.data.splits import split
 from famr.engine.devices import pick_device
+from famr.engine.inference import accuracy_on_images
 from famr.errors import RequestError
-from famr.evaluation.evaluate import accuracy_on
 from famr.models import new_model
 from famr.runs.folder import check_output
 
@@ -53,7 +53,7 @@ def run_train_certified(
         delta=noise["delta"],
         device=place,
     )
-    accuracy = None if data.test is None else accuracy_on(made.classifier(), data.test, place)
+    accuracy = None if data.test is None else accuracy_on_images(made.classifier(), data.test, place)
     made.save(output_dir, overwrite=overwrite)
     _tell(made, output_dir, {"test_accuracy": accuracy}, as_json)
 
@@ -85,7 +85,7 @@ def run_forget_certified(
         raise RequestError("None of these images is in the head.", where=str(run), fix="There is nothing to remove.")
     after = before.forget(request, ids)
     accuracies = {
-        name: None if splits.test is None else accuracy_on(found.classifier(), splits.test, place)
+        name: None if splits.test is None else accuracy_on_images(found.classifier(), splits.test, place)
         for name, found in (("retain_accuracy_before", before), ("retain_accuracy", after))
     }
     after.save(output_dir, overwrite=overwrite)

@@ -13,17 +13,19 @@ from typing import Any
 from famr.cli.printing import progress, say
 from famr.config import FAMR
 from famr.data import Data, open_data
-from famr.data.images import UNKNOWN
+from famr.data.images import UNLABELLED
 from famr.data.request import Request
-from famr.data.splits import Earlier, Splits, forget_only, split
+from famr.data.splits import EarlierRequest, Splits, forget_only, split
 from famr.engine.devices import pick_device
 from famr.engine.distributed import ALONE, Ranks
+from famr.engine.inference import accuracy_on_images
 from famr.errors import CheckpointError, DataError, RequestError
-from famr.evaluation.evaluate import Scores, accuracy_on, compare
+from famr.evaluation.evaluate import compare
+from famr.metrics.scores import Scores
 from famr.models import Classifier, load_model, new_model
 from famr.models.labels import match_labels
-from famr.runs.folder import check_output, earlier_runs, read_unlearning, save_trained, save_unlearned, whole_file
-from famr.runs.resume import Unfinished
+from famr.runs.folder import atomic_file, check_output, earlier_runs, read_unlearning, save_trained, save_unlearned
+from famr.runs.resume import ResumeState
 from famr.training import Training, fit
 from famr.unlearn.forget import forget
 from famr.unlearn.resolve import settle
@@ -83,11 +85,11 @@ def run_train(
         training = replace(training, augmentation=replace(training.augmentation, mirror=data.mirror))
     start = new_model(model, data.labels, weights=weights, arguments=arguments, from_scratch=from_scratch, seed=seed)
     steps = training.epochs * max(1, len(images) // training.batch_size)
-    kept = unfinished_run(output_dir, resume)
+    kept = resume_state_of(output_dir, resume)
     with told_to_go_on(kept), progress(steps, f"training on {len(images)} images", quiet) as on_event:
-        trained = fit(start, images, training, seed=seed, device=device, unfinished=kept, on_event=on_event)
+        trained = fit(start, images, training, seed=seed, device=device, resume_state=kept, on_event=on_event)
     metrics = {
-        "test_accuracy": accuracy_on(trained.model, test, pick_device(device)),
+        "test_accuracy": accuracy_on_images(trained.model, test, pick_device(device)),
         "test_count": len(test),
         "train_count": len(images),
     }
@@ -133,7 +135,7 @@ def run_forget(
         batches = -(-len(splits.forget) // method.batch_size)
         settled, _ = settle(method, what_is_at_hand(splits, False, stored, batches))
         steps = settled.settled_epochs * batches
-        kept = unfinished_run(output_dir, resume, ranks)
+        kept = resume_state_of(output_dir, resume, ranks)
     title = f"forgetting {request.describe()}"
     with told_to_go_on(kept, ranks), progress(steps, title, quiet or not ranks.first) as on_event:
         result = forget(
@@ -146,7 +148,7 @@ def run_forget(
             device=place,
             track_retain=track_retain,
             gates=gates,
-            unfinished=None if ranks.sharded else kept,
+            resume_state=None if ranks.sharded else kept,
             on_event=on_event,
             ranks=ranks,
         )
@@ -160,9 +162,9 @@ def run_forget(
     return scores, result.why
 
 
-def unfinished_run(output_dir: Path, resume: bool, ranks: Ranks = ALONE) -> Unfinished:
+def resume_state_of(output_dir: Path, resume: bool, ranks: Ranks = ALONE) -> ResumeState:
     """Where the state of a run is kept until it is finished: beside its output. Only the first rank changes it."""
-    kept = Unfinished(output_dir.with_name(f"{output_dir.name}.unfinished"))
+    kept = ResumeState(output_dir.with_name(f"{output_dir.name}.unfinished"))
     if resume and ranks.sharded:
         raise RequestError("A run with --shard keeps no state to go on from.", where="--resume", fix="Begin anew.")
     if not ranks.first:
@@ -173,7 +175,7 @@ def unfinished_run(output_dir: Path, resume: bool, ranks: Ranks = ALONE) -> Unfi
 
 
 @contextmanager
-def told_to_go_on(kept: Unfinished, ranks: Ranks = ALONE) -> Iterator[None]:
+def told_to_go_on(kept: ResumeState, ranks: Ranks = ALONE) -> Iterator[None]:
     """Whoever stops a run, or whose run is stopped, hears that it need not begin anew."""
     try:
         yield
@@ -198,13 +200,13 @@ def run_sketch(
         raise RequestError("The sketch exists already.", where=str(target), fix="Name another, or say --overwrite.")
     loaded, data = match_labels(load_model(model), open_facts(facts), by_name=facts["match_labels_by_name"])
     taken = take_sketch(loaded, data, images=images, seed=seed, device=str(pick_device(device)))
-    with whole_file(target) as staging:
+    with atomic_file(target) as staging:
         taken.save(staging)
     return {"output": str(target), "images": taken.images, "layers": len(taken.layers)}
 
 
 def splits_for(
-    model: Classifier, request: Request, facts: Mapping[str, Any], earlier: Sequence[Earlier] = ()
+    model: Classifier, request: Request, facts: Mapping[str, Any], earlier: Sequence[EarlierRequest] = ()
 ) -> tuple[Classifier, Splits]:
     """The sets of a request on recorded data, with the class names of model and data brought together."""
     data = open_facts(facts)
@@ -219,7 +221,7 @@ def splits_for(
     if model.labels is not None:
         return model, forget_only(data.with_labels(model.labels).everything(), model.labels)
     say("the checkpoint names no classes, so the labels of the images cannot be used")
-    return model, forget_only(data.everything().with_targets([UNKNOWN] * len(data.labels)))
+    return model, forget_only(data.everything().with_targets([UNLABELLED] * len(data.labels)))
 
 
 def run_evaluate(
@@ -254,7 +256,7 @@ def open_run(run: Path, original: str | None, data: str | None, data_root: str |
     request, record = read_unlearning(run)
     model = load_model(str(run))
     facts = recorded_facts(run, record, data, data_root)
-    earlier = [Earlier.from_json(values) for values in record.get("earlier", [])]
+    earlier = [EarlierRequest.from_json(values) for values in record.get("earlier", [])]
     model, splits = splits_for(model, request, facts, earlier)
     start = find_original(original, record["original"])
     return OpenRun(

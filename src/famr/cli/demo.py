@@ -17,10 +17,11 @@ from famr.data import Images, open_data
 from famr.data.augmentation import Augmentation
 from famr.data.request import Request
 from famr.data.splits import split
-from famr.evaluation.evaluate import Scores, compare
+from famr.evaluation.evaluate import compare
+from famr.metrics.scores import Scores
 from famr.models import Classifier, new_model
 from famr.report.plots import draw_forgetting
-from famr.runs.folder import check_output, save_trained, save_unlearned, staged, write_json
+from famr.runs.folder import atomic_folder, check_output, save_trained, save_unlearned, write_json
 from famr.training import Trained, Training, fit
 from famr.unlearn.forget import Unlearned, forget
 from famr.unlearn.resolve import enough_epochs
@@ -101,7 +102,7 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> St
         with progress(steps, title, quiet) as on_event:
             return forget(model, splits, method, seed=seed, device="cpu", on_event=on_event)
 
-    with staged(output_dir, overwrite=overwrite) as folder:
+    with atomic_folder(output_dir, overwrite=overwrite) as folder:
         original = trained_on(data.train, "training the original")
         save_trained(original, folder / "original", data=facts)
         result, paper = (

@@ -18,7 +18,7 @@ from famr.desk.duplicates import Fingerprint, fingerprints
 from famr.desk.lineage import Look
 from famr.desk.scope import Sample
 from famr.engine.devices import pick_device
-from famr.evaluation.evaluate import answers
+from famr.engine.inference import predict
 from famr.metrics.forgetting import correct, cross_entropy
 from famr.models import load_model
 from famr.models.labels import match_labels
@@ -78,7 +78,7 @@ class RealHands:
             if len(images) == 0 or not images.labelled:
                 looks[number] = Look(len(images), None, None)
                 continue
-            said = answers(classifier, images, place)
+            said = predict(classifier, images, place)
             right = float(correct(said.logits, said.targets).mean())
             looks[number] = Look(len(images), right, float(cross_entropy(said.logits, said.targets).mean()))
         return looks

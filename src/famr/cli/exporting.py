@@ -47,7 +47,7 @@ def run_export(
 ) -> Export:
     """Export a finished run; without its images the export is written, and says that it was not measured."""
     from famr.cli.commands import recorded_facts, splits_for
-    from famr.data.splits import Earlier
+    from famr.data.splits import EarlierRequest
     from famr.errors import DataError, RequestError
     from famr.export.exporting import export
     from famr.export.programs import require_format
@@ -56,7 +56,7 @@ def run_export(
 
     require_format(form)
     facts, model = facts_of(run), load_model(str(run))
-    earlier = [Earlier.from_json(values) for values in facts.record.get("earlier", [])]
+    earlier = [EarlierRequest.from_json(values) for values in facts.record.get("earlier", [])]
     removed: list[str] = []
     if without_slot:
         named = facts.record.get("classes") or facts.request.classes

@@ -14,7 +14,7 @@ from famr.report.escaping import visible as visible
 if TYPE_CHECKING:
     from famr.audit.verdict import Audit
     from famr.errors import FamrError
-    from famr.evaluation.evaluate import Scores
+    from famr.metrics.scores import Scores
 
 
 def say(text: str) -> None:

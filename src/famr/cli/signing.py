@@ -135,7 +135,7 @@ def _tell(verified: Verified) -> None:
 def _forgotten_images(run: Path, data: str | None, data_root: str | None) -> Images:
     """The images that a run forgot, opened as its records say."""
     from famr.cli.commands import recorded_facts, splits_for
-    from famr.data.splits import Earlier
+    from famr.data.splits import EarlierRequest
     from famr.errors import CheckpointError
     from famr.models import load_model
     from famr.provenance.statement import facts_of
@@ -145,7 +145,7 @@ def _forgotten_images(run: Path, data: str | None, data_root: str | None) -> Ima
         raise CheckpointError(
             "The run's weights are not those its record speaks of.", where=str(run), fix="Restore the folder."
         )
-    earlier = [Earlier.from_json(values) for values in facts.record.get("earlier", [])]
+    earlier = [EarlierRequest.from_json(values) for values in facts.record.get("earlier", [])]
     opened = recorded_facts(run, facts.record, data, data_root)
     return splits_for(model, facts.request, opened, earlier)[1].forget
 

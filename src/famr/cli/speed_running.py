@@ -16,7 +16,7 @@ from famr.bench.speed_subject import Named, size_named
 from famr.cli.printing import say
 from famr.errors import RequestError
 from famr.report.markdown import as_markdown
-from famr.runs.folder import whole_file
+from famr.runs.folder import atomic_file
 from famr.storage.digests import COMPLETE
 
 
@@ -68,7 +68,7 @@ def run_and_write(
     write_whole(output, as_json(content))
     write_whole(output.with_suffix(".md"), as_markdown(speed_page(content)))
     if panels(content):
-        with whole_file(output.with_suffix(".png")) as staging:
+        with atomic_file(output.with_suffix(".png")) as staging:
             draw_speed(content, staging)
     for check in checks(content):
         told(f"{'yes' if check.holds else 'NO '}  {check.claim}: {check.found}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from famr.data.images import UNKNOWN, Images, joined
+from famr.data.images import UNLABELLED, Images, joined
 from famr.errors import DataError, RequestError
 
 KINDS = "digits, folder:PATH, parquet:PATH, hf:ID-or-folder, torchvision:NAME"
@@ -103,7 +103,7 @@ def _hold_out_test(data: Data, seed: int) -> Data:
     """Split off every class's share of test images, at least one of each class that has two."""
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros(len(data.train), dtype=torch.bool)
-    for target in range(UNKNOWN, len(data.labels)):
+    for target in range(UNLABELLED, len(data.labels)):
         members = (data.train.targets == target).nonzero().squeeze(1)
         count = max(1, round(TEST_SHARE * len(members))) if len(members) > 1 else 0
         held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from famr.data.dataset import Data
-from famr.data.images import UNKNOWN, Images, open_image
+from famr.data.images import UNLABELLED, Images, open_image
 from famr.errors import DataError
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -61,7 +61,7 @@ def _read_part(root: Path, folder: Path, labels: tuple[str, ...]) -> Images:
         targets += [target] * len(found)
     if not labels:  # a flat folder: images without a class
         files = _image_files(root, folder)
-        targets = [UNKNOWN] * len(files)
+        targets = [UNLABELLED] * len(files)
     ids = [file.relative_to(root).as_posix() for file in files]
     for name in (*labels, *ids):
         if not _is_unicode(name):

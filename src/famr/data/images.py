@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from famr.errors import DataError, RequestError
+from famr.metrics.predictions import UNLABELLED as UNLABELLED
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_PIXELS = 50_000_000
@@ -37,8 +38,6 @@ UNREADABLE = (
     Image.DecompressionBombWarning,
 )
 """What Pillow's decoders raise on files that somebody has damaged, or made."""
-UNKNOWN = -1
-"""The target of an image whose class nobody named."""
 
 
 def open_image(file: Path | bytes) -> Image.Image:
@@ -130,18 +129,18 @@ class Images:
 
     @property
     def targets(self) -> Tensor:
-        """Class indices; `UNKNOWN` where there is no label."""
+        """Class indices; `UNLABELLED` where there is no label."""
         return self.all_targets[self.rows]
 
     @property
     def labelled(self) -> bool:
         """Whether every image has a class."""
-        return bool((self.targets != UNKNOWN).all())
+        return bool((self.targets != UNLABELLED).all())
 
     def class_counts(self) -> dict[int, int]:
         """How many images there are of each class that occurs, in the order of the indices."""
         targets = self.targets
-        counts = torch.bincount(targets[targets != UNKNOWN]).tolist()
+        counts = torch.bincount(targets[targets != UNLABELLED]).tolist()
         return {target: count for target, count in enumerate(counts) if count}
 
     @property
@@ -172,7 +171,7 @@ class Images:
     def with_targets(self, mapping: Sequence[int]) -> Images:
         """The same images with class index i replaced by `mapping[i]`."""
         known = self.all_targets >= 0
-        table = torch.tensor([*mapping, UNKNOWN])
+        table = torch.tensor([*mapping, UNLABELLED])
         return replace(self, all_targets=table[torch.where(known, self.all_targets, len(mapping))])
 
     def pixels(self, position: int, channels: int) -> Tensor:

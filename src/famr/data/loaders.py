@@ -112,7 +112,7 @@ def _prepared(
     return [ready]
 
 
-def looks(
+def evaluation_batches(
     images: Images,
     preprocessing: Preprocessing,
     device: torch.device,
@@ -120,22 +120,23 @@ def looks(
     a_step: int | None = None,
 ) -> Batches:
     """Passes over stored images that only ask for answers; `a_step`: images of a step of the run that asks, if any."""
-    size = look_size(device, a_step) if ranks.size == 1 else pass_size(a_step)
+    size = evaluation_batch_size(device, a_step) if ranks.size == 1 else gradient_batch_size(a_step)
     return image_batches(images, preprocessing, size, device, ranks)
 
 
-def look_size(device: torch.device, a_step: int | None = None) -> int:
+def evaluation_batch_size(device: torch.device, a_step: int | None = None) -> int:
     """Images at a time where nothing but answers are wanted: no more than take the memory of a step, if one is known.
 
-    >>> look_size(torch.device("cpu")), look_size(torch.device("cpu"), 10), look_size(torch.device("cuda"), 10)
+    >>> cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    >>> evaluation_batch_size(cpu), evaluation_batch_size(cpu, 10), evaluation_batch_size(cuda, 10)
     (256, 10, 40)
     """
     if device.type != "cuda":
-        return pass_size(a_step)
+        return gradient_batch_size(a_step)
     return LOOK if a_step is None else min(LOOK, LIGHTER * a_step)
 
 
-def pass_size(a_step: int | None) -> int:
+def gradient_batch_size(a_step: int | None) -> int:
     """Images at a time where more than answers may be wanted, or there is no GPU."""
     return EVALUATION_BATCH if a_step is None else min(EVALUATION_BATCH, a_step)
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from famr.data.dataset import Data
-from famr.data.images import UNKNOWN, Images, open_image
+from famr.data.images import UNLABELLED, Images, open_image
 from famr.errors import DataError
 
 LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -162,7 +162,7 @@ def _is_text(schema: Any, name: str) -> bool:
 def classes_of(
     values: list[Any], names: tuple[str, ...] | None, known: tuple[str, ...] | None, where: str
 ) -> tuple[tuple[str, ...], torch.Tensor]:
-    """The names of the classes and the index of each value; a missing or negative one is `UNKNOWN`.
+    """The names of the classes and the index of each value; a missing or negative one is `UNLABELLED`.
 
     Without `names` the values are text, and name them: all that occur, in the order of the alphabet, or those `known`
     from the training part, beside which there may be no others.
@@ -181,7 +181,7 @@ def classes_of(
                 fix="Leave these rows out, or name another column.",
             )
         values = [index[value] if value else None for value in values]
-    targets = torch.tensor([UNKNOWN if value is None or value < 0 else value for value in values], dtype=torch.long)
+    targets = torch.tensor([UNLABELLED if value is None or value < 0 else value for value in values], dtype=torch.long)
     if len(targets) and int(targets.max()) >= len(names):
         raise DataError(
             f"A class index has no name: {int(targets.max())}, with {len(names)} classes.",

@@ -17,7 +17,7 @@ from famr.errors import RequestError
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierRequest:
     """What the model was made to forget before, in an earlier run."""
 
     request: Request
@@ -31,7 +31,7 @@ class Earlier:
         return {"request": self.request.to_json(), "classes": list(self.classes), "drift": self.drift}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Earlier:
+    def from_json(cls, values: Mapping[str, Any]) -> EarlierRequest:
         """The inverse of `to_json`."""
         return cls(Request.from_json(values["request"]), tuple(values["classes"]), values["drift"])
 
@@ -49,7 +49,7 @@ class Splits:
     """Held-out images of the forgotten class, concept or style; none for samples."""
     labels: tuple[str, ...] | None = None
     """What the class indices of these images mean."""
-    earlier: tuple[Earlier, ...] = ()
+    earlier: tuple[EarlierRequest, ...] = ()
     """What was forgotten before; its images are in none of the sets above."""
     earlier_images: tuple[Images | None, ...] = ()
     """Training images of each of these, where they are still at hand."""
@@ -109,7 +109,7 @@ def some_of_each_class(images: Images, count: int, seed: int, skip: int = 0) -> 
     return images.take(shuffled[by_class][(place >= skip) & (place < skip + count)])
 
 
-def split(data: Data, request: Request, earlier: Sequence[Earlier] = ()) -> Splits:
+def split(data: Data, request: Request, earlier: Sequence[EarlierRequest] = ()) -> Splits:
     """The forget, retain and test images of a request; disjoint, and none of the first two empty.
 
     What `earlier` runs forgot is in none of them: neither retained nor forgotten anew.
@@ -149,7 +149,7 @@ def split(data: Data, request: Request, earlier: Sequence[Earlier] = ()) -> Spli
     )
 
 
-def _gone(data: Data, images: Images, run: Earlier) -> Tensor:
+def _gone(data: Data, images: Images, run: EarlierRequest) -> Tensor:
     """Which images an earlier run was about; samples by their ids alone, as a position means another image once some
     are gone from the data."""
     if run.request.kind == "samples":

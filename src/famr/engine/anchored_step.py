@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from famr.anchors import Held, L2Anchor
+from famr.anchors import AnchorTerm, L2Anchor
 from famr.config import FAMR
 from famr.engine.grouping import IN_CACHE, groups
 
@@ -19,7 +19,7 @@ NO_PULL = 1e-12
 """Below it an anchor is weaker than rounding, and g/λ might leave all numbers."""
 
 
-def held_plainly(method: FAMR, anchors: Sequence[Held]) -> Sequence[Tensor] | None:
+def held_plainly(method: FAMR, anchors: Sequence[AnchorTerm]) -> Sequence[Tensor] | None:
     """θ₀, where a run takes the plain step and nothing but the ℓ₂ anchor holds it; else None."""
     first = anchors[0].anchor
     return first.original if method.optimiser == "sgd" and len(anchors) == 1 and isinstance(first, L2Anchor) else None

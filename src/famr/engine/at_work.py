@@ -90,7 +90,7 @@ def what_is_seen(
         return seen
     sets = {"forget": splits.forget, "retained": splits.retain, "test": splits.test}
     names = {f"the {name} images": None if images is None else _names(images) for name, images in sets.items()}
-    pixels = _pixels(splits.forget, original.prepared_by().channels)
+    pixels = _pixels(splits.forget, original.require_preprocessing().channels)
     return {**seen, **names, "the request": splits.request.to_json(), "the pixels of the forget images": pixels}
 
 

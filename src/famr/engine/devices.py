@@ -31,7 +31,7 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
-def numbered(device: torch.device) -> torch.device:
+def with_index(device: torch.device) -> torch.device:
     """The same device with its number: `cuda` is the current one of them."""
     if device.type != "cuda":
         return device
@@ -46,7 +46,7 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 
 @contextmanager
-def quick_products() -> Iterator[None]:
+def tf32_matmul() -> Iterator[None]:
     """On CUDA, fp32 matrix products by tensor cores, which round what is multiplied to 10 bits, as cuDNN's do."""
     try:
         before = torch.get_float32_matmul_precision()
@@ -90,7 +90,7 @@ def unplanned_attention() -> Iterator[None]:
                 torch.backends.cuda.enable_cudnn_sdp(_planned)
 
 
-def one_thread() -> AbstractContextManager[object]:
+def single_thread() -> AbstractContextManager[object]:
     """Small problems on the CPU: where a library takes more threads than there are cores they wait for each other."""
     from threadpoolctl import threadpool_limits
 
@@ -99,7 +99,7 @@ def one_thread() -> AbstractContextManager[object]:
 
 
 @contextmanager
-def repeatable(seed: int) -> Iterator[None]:
+def deterministic(seed: int) -> Iterator[None]:
     """Everything inside draws from `seed` and uses deterministic kernels; the caller's state comes back after."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be deterministic
     before = torch.are_deterministic_algorithms_enabled()

@@ -29,7 +29,7 @@ class NotFiniteError(NumericsError):
 
 
 @contextmanager
-def naming(images: Sequence[str] | None) -> Iterator[None]:
+def name_bad_images(images: Sequence[str] | None) -> Iterator[None]:
     """Say by their ids which images were in the batch that went wrong; by their places where they have no ids."""
     try:
         yield

@@ -7,7 +7,6 @@ wholes; metrics that mix weights (Fisher, K-FAC) do not, and are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -18,12 +17,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from famr.engine.distributed import Ranks
 from famr.models import Classifier
+from famr.models.layers import blocks
 
 
 def spread(module: nn.Module, device: torch.device, ranks: Ranks) -> None:
     """Divide a network's weights among the ranks, in place; block by block, so that it is nowhere whole."""
     mesh = init_device_mesh(device.type, (ranks.size,))
-    for part in (*_blocks(module), module):
+    for part in (*blocks(module), module):
         if any(True for _ in part.parameters()):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
     for part in module.modules():
@@ -31,18 +31,6 @@ def spread(module: nn.Module, device: torch.device, ranks: Ranks) -> None:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
     module.to(device)
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The items of the outermost lists of layers: the blocks of a ViT, the stages' blocks of a ResNet."""
-    for child in module.children() if not _is_list(module) else ():
-        yield from _blocks(child)
-    if _is_list(module):
-        yield from module.children()
-
-
-def _is_list(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList | nn.Sequential)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from famr.engine.devices import numbered
+from famr.engine.devices import with_index
 
 Step = Callable[..., Tensor]
 """One step on what it is given, as tensors, in place; its loss."""
@@ -38,7 +38,7 @@ _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
 def own_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which all runs on a device work."""
-    place = numbered(device)
+    place = with_index(device)
     if place not in _STREAMS:
         _STREAMS[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
     return _STREAMS[place]
@@ -79,7 +79,7 @@ def own_pool() -> torch.cuda.MemPool | None:
 
 def let_go(pool: torch.cuda.MemPool, device: torch.device) -> None:
     """End what a capture began with a pool; one that breaks off leaves that undone, and the pool could not be used."""
-    place = numbered(device).index
+    place = with_index(device).index
     with suppress(RuntimeError):  # it had ended
         torch._C._cuda_endAllocateToPool(place, pool.id)
         torch._C._cuda_releasePool(place, pool.id)

@@ -22,6 +22,7 @@ from famr.data.loaders import Batch
 from famr.engine.bf16 import Standing, standing, weights_standing
 from famr.engine.lean import LeanBackward
 from famr.errors import NumericsError, is_out_of_memory
+from famr.models.layers import blocks
 
 MEMORY_OF_A_PART = 4 << 30
 """Bytes that first or second derivatives of a few dozen images may take; far more than a small network needs."""
@@ -38,11 +39,11 @@ def part_size(few: int, device: torch.device) -> int:
     return int(few * min(LARGER, max(1, free // MEMORY_OF_A_PART)))
 
 
-def cut(batch: Batch, parts: int) -> list[tuple[Batch, float]]:
+def micro_batches(batch: Batch, parts: int) -> list[tuple[Batch, float]]:
     """A batch in so many parts, as equal as can be, each with its share of the images.
 
     >>> batch = Batch(torch.zeros(5, 1), torch.arange(5), torch.arange(5))
-    >>> [(part.labels.tolist(), share) for part, share in cut(batch, 2)]
+    >>> [(part.labels.tolist(), share) for part, share in micro_batches(batch, 2)]
     [([0, 1, 2], 0.6), ([3, 4], 0.4)]
     """
     size = -(-len(batch.labels) // parts)
@@ -50,14 +51,14 @@ def cut(batch: Batch, parts: int) -> list[tuple[Batch, float]]:
     return [(Batch(*piece), len(piece[1]) / len(batch.labels)) for piece in pieces]
 
 
-def in_halves(answer: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+def halve_on_oom(answer: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """The answers to images, without gradients; to half of them at a time where memory does not hold all."""
     try:
         return answer(images)
     except RuntimeError as error:
         if not is_out_of_memory(error) or len(images) == 1:
             raise
-    return torch.cat([in_halves(answer, half) for half in torch.split(images, -(-len(images) // 2))])
+    return torch.cat([halve_on_oom(answer, half) for half in torch.split(images, -(-len(images) // 2))])
 
 
 def let_go(parameters: Sequence[nn.Parameter]) -> None:
@@ -138,20 +139,6 @@ class Scarce:
     def close(self) -> None:
         """Leave the network as it was."""
         self._recomputing.close()
-
-
-def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The pieces a network is a row of: the members of its outermost lists and sequences.
-
-    >>> net = nn.ModuleDict({"stem": nn.Linear(2, 2), "body": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
-    >>> len(list(blocks(net)))
-    2
-    """
-    for child in module.children():
-        if isinstance(child, (nn.ModuleList, nn.Sequential)) and len(child) > 1:
-            yield from (member for member in child if any(True for _ in member.parameters()))
-        else:
-            yield from blocks(child)
 
 
 def _same_ways(block: nn.Module) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from famr.data import Images
-from famr.data.loaders import SHARE, Batch, Batches, looks, order, resident
+from famr.data.loaders import SHARE, Batch, Batches, evaluation_batches, order, resident
 from famr.data.transforms import Preprocessing
-from famr.engine.oom import blocks, in_halves
-from famr.models.layers import call_order
+from famr.engine.oom import halve_on_oom
+from famr.models.layers import blocks, call_order
 
 ROOM = 1 << 30
 """Bytes that may be kept on a CPU."""
@@ -103,7 +103,7 @@ class Front:
         def one_pass(seed: int | None) -> Iterator[Batch]:
             if source not in self._kept:
                 resident(images, preprocessing, device)  # reading them is not what this saves
-                every = looks(images, preprocessing, device, a_step=self.a_step)(None)
+                every = evaluation_batches(images, preprocessing, device, a_step=self.a_step)(None)
                 self._kept[source] = torch.cat([self._timed(batch.images, for_steps) for batch in every])
             targets, places = images.targets.to(device), order(len(images), seed).to(device)
             for positions in torch.split(places, batch_size):
@@ -113,7 +113,7 @@ class Front:
 
     def _timed(self, images: Tensor, for_steps: bool) -> Tensor:
         begun = time.perf_counter()
-        kept = in_halves(self.walked, images)
+        kept = halve_on_oom(self.walked, images)
         if images.is_cuda:
             torch.cuda.synchronize(images.device)
         self.seconds += for_steps * (time.perf_counter() - begun)

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from famr.anchors import FunctionAnchor, Held
+from famr.anchors import AnchorTerm, FunctionAnchor
 from famr.config import FAMR
 from famr.data.loaders import Batch
 from famr.engine.oom import let_go
@@ -48,7 +48,7 @@ class Together:
         return forget_loss.detach()
 
 
-def held_together(loss: object, anchors: Sequence[Held], method: FAMR) -> Together | None:
+def held_together(loss: object, anchors: Sequence[AnchorTerm], method: FAMR) -> Together | None:
     """Where answers are held and their gradient is added to that of the loss, which it is not for `adamw`."""
     if not isinstance(loss, TakesOthers) or method.optimiser == "adamw":
         return None

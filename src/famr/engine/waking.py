@@ -26,19 +26,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from famr.anchors import FisherAnchor, Held
+from famr.anchors import AnchorTerm, FisherAnchor
 from famr.config import FAMR
-from famr.data.loaders import SHARE, Batch, look_size
+from famr.data.loaders import SHARE, Batch, evaluation_batch_size
 from famr.engine.attention import Asked, Layout, planned
 from famr.engine.bf16 import round_fixed
-from famr.engine.devices import numbered, unplanned_attention
+from famr.engine.devices import unplanned_attention, with_index
 from famr.engine.kernels.compiling import beside
-from famr.engine.oom import blocks
 from famr.engine.prefix import ROOM
 from famr.engine.unread import Unread, unread
 from famr.errors import is_out_of_memory
 from famr.losses.objective import uniform_target
 from famr.models import Classifier
+from famr.models.layers import blocks
 from famr.optim.natural import natural_step
 from famr.unlearn.forget_loss import ForgetLoss, Passes
 
@@ -64,7 +64,7 @@ _AWAKE: set[torch.device] = set()
 
 def awake(place: torch.device) -> bool:
     """Whether a network has gone forwards and backwards there."""
-    return numbered(place) in _AWAKE
+    return with_index(place) in _AWAKE
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def wakes(place: torch.device) -> Iterator[Asked]:
     with Asked() as attention:
         yield attention
     if attention.tokens:
-        _AWAKE.add(numbered(place))
+        _AWAKE.add(with_index(place))
 
 
 class Coming(NamedTuple):
@@ -90,7 +90,7 @@ class Coming(NamedTuple):
     def of(cls, images: int, method: FAMR, device: torch.device) -> Coming:
         """Of a run that forgets so many."""
         in_a_step = method.images_in_a_step(images)
-        return cls(min(images, look_size(device, in_a_step)), in_a_step, images * method.image_passes)
+        return cls(min(images, evaluation_batch_size(device, in_a_step)), in_a_step, images * method.image_passes)
 
     @classmethod
     def of_batches(cls, sizes: Sequence[int], method: FAMR) -> Coming:
@@ -224,7 +224,9 @@ def _rehearse(asking: ForgetLoss, images: Tensor) -> None:
     lost = loss(Batch(images, labels, labels))
     lost.backward()  # type: ignore[no-untyped-call]
     moved = [weight for weight in module.parameters() if weight.grad is not None]
-    natural_step(moved, [Held(FisherAnchor(moved, [torch.zeros_like(weight) for weight in moved]), 1.0)], lost, 0.0)
+    natural_step(
+        moved, [AnchorTerm(FisherAnchor(moved, [torch.zeros_like(weight) for weight in moved]), 1.0)], lost, 0.0
+    )
     if images.is_cuda:
         torch.cuda.synchronize(images.device)
 

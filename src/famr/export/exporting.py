@@ -10,16 +10,18 @@ from typing import Any
 import torch
 
 from famr.data import Images
-from famr.data.images import UNKNOWN
+from famr.data.images import UNLABELLED
 from famr.data.loaders import EVALUATION_BATCH, image_batches
 from famr.data.splits import Splits
+from famr.engine.inference import predict_batches
 from famr.errors import GateError
-from famr.evaluation.evaluate import Answers, ModelScores, collect, score
 from famr.export.programs import FILES, read_program, require_format, write_program
 from famr.export.slots import kept_slots, without_slots
+from famr.metrics.predictions import Predictions
+from famr.metrics.scores import ModelScores, score
 from famr.models import Classifier
 from famr.models.onnx import INPUT, OUTPUT
-from famr.runs.folder import check_output, environment, staged, write_json
+from famr.runs.folder import atomic_folder, check_output, environment, write_json
 from famr.storage.digests import file_digest
 
 CPU = torch.device("cpu")
@@ -82,7 +84,7 @@ def export(
     check_output(target, overwrite, [model.spec])
     model = replace(model, module=model.copy().module.cpu())
     shown = without_slots(model, without) if without else model
-    with staged(target, overwrite=overwrite) as folder:
+    with atomic_folder(target, overwrite=overwrite) as folder:
         write_program(shown, form, folder / FILES[form])
         written = replace(shown, module=read_program(form, folder / FILES[form]))
         measured = None if splits is None else compare_with(model, written, splits, without)
@@ -90,7 +92,7 @@ def export(
         if measured is not None and without and measured.export.forget_accuracy is None:
             missing["export.forget_accuracy"] = NO_SLOT
         made = Export(target, form, shown.labels, tuple(without), measured, missing)
-        prepared = shown.prepared_by()
+        prepared = shown.require_preprocessing()
         write_json(
             folder / RECORD,
             {
@@ -131,13 +133,15 @@ def compare_with(model: Classifier, written: Classifier, splits: Splits, without
     return Comparison(_scores(*ours), _scores(*theirs), furthest)
 
 
-def _scores(forget: Answers | None, test: Answers | None, forget_test: Answers | None) -> ModelScores:
+def _scores(forget: Predictions | None, test: Predictions | None, forget_test: Predictions | None) -> ModelScores:
     assert forget is not None  # a forget set is never empty
     return score(forget, None, test, forget_test)
 
 
-def _said(model: Classifier, images: Images) -> Answers:
-    return collect(model, image_batches(images, model.prepared_by(), EVALUATION_BATCH, CPU)(None), CPU)
+def _said(model: Classifier, images: Images) -> Predictions:
+    return predict_batches(
+        model, image_batches(images, model.require_preprocessing(), EVALUATION_BATCH, CPU)(None), CPU
+    )
 
 
 def _places(count: int, kept: Sequence[int]) -> list[int]:
@@ -146,4 +150,4 @@ def _places(count: int, kept: Sequence[int]) -> list[int]:
     >>> _places(4, [0, 2, 3])
     [0, -1, 1, 2]
     """
-    return [kept.index(place) if place in kept else UNKNOWN for place in range(count)]
+    return [kept.index(place) if place in kept else UNLABELLED for place in range(count)]

@@ -9,7 +9,7 @@ import torch
 
 from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier
-from famr.models.classifier import evaluating
+from famr.models.classifier import eval_mode
 
 TOLERANCE = 1e-4
 """How far the logits of the other classes may move, relative to the largest: rounding, nothing more."""
@@ -51,9 +51,9 @@ def without_slots(model: Classifier, removed: Sequence[str]) -> Classifier:
 
 def _require_same_answers(model: Classifier, shrunk: Classifier, kept: list[int]) -> None:
     """Some networks do more with their classes than one row each; those are refused."""
-    prepared = model.prepared_by()
+    prepared = model.require_preprocessing()
     noise = torch.randn(2, prepared.channels, *prepared.crop, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), evaluating(model.module):
+    with torch.no_grad(), eval_mode(model.module):
         before, after = model.logits(noise)[:, kept], shrunk.logits(noise)
     if float((before - after).abs().max()) > TOLERANCE * (1 + float(before.abs().max())):
         raise CheckpointError(

@@ -80,7 +80,7 @@ class Classifier:
         with unplanned_attention() if images.is_cuda and not torch.is_grad_enabled() else nullcontext():
             return logits_of(self.module(images))
 
-    def prepared_by(self) -> Preprocessing:
+    def require_preprocessing(self) -> Preprocessing:
         """How to prepare images for this network; an error where nobody has said."""
         if self.preprocessing is None:
             raise RequestError(
@@ -105,13 +105,13 @@ class Classifier:
             return None if self.labels is None else len(self.labels)
         blank = torch.zeros(1, self.preprocessing.channels, *self.preprocessing.crop)
         parameter = next(self.module.parameters())
-        with torch.no_grad(), evaluating(self.module):
+        with torch.no_grad(), eval_mode(self.module):
             logits = self.logits(blank.to(parameter.device, parameter.dtype))
         return int(logits.shape[-1])
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
+def eval_mode(module: nn.Module) -> Iterator[None]:
     """Have a network in evaluation mode for a while; every part of it gets its own mode back."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()

@@ -35,7 +35,7 @@ class Logits(nn.Module):
 
 def traceable(model: Classifier) -> tuple[Logits, tuple[Tensor], tuple[dict[int, torch.export.Dim]]]:
     """What both tracers take: a copy of the network on the CPU, two images, and that any number may come."""
-    prepared = model.prepared_by()
+    prepared = model.require_preprocessing()
     two = torch.zeros(2, prepared.channels, *prepared.crop)
     return Logits(model.copy().module.cpu()).eval(), (two,), ({0: torch.export.Dim.DYNAMIC},)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from famr.anchors import Held, KFACAnchor, WeightAnchor
+from famr.anchors import AnchorTerm, KFACAnchor, WeightAnchor
 from famr.errors import RequestError
 
 FLATTEST = 1e-12
@@ -44,7 +44,7 @@ def step_length(loss: Tensor, gradient: Sequence[Tensor], direction: Sequence[Te
     return loss.detach() / slope.clamp(min=FLATTEST)
 
 
-def get_ready(anchors: Sequence[Held]) -> None:
+def get_ready(anchors: Sequence[AnchorTerm]) -> None:
     """Find what the metric needs for all steps, which one that is captured must find there."""
     if isinstance(anchors[0].anchor, KFACAnchor):
         anchors[0].anchor.find_eigenvectors()
@@ -52,7 +52,7 @@ def get_ready(anchors: Sequence[Held]) -> None:
 
 def natural_step(
     parameters: Sequence[nn.Parameter],
-    anchors: Sequence[Held],
+    anchors: Sequence[AnchorTerm],
     loss: Tensor,
     rate: Tensor | float,
     about_to_move: Callable[[], None] | None = None,

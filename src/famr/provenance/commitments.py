@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from famr.data import Images
-from famr.data.images import UNKNOWN, open_image
+from famr.data.images import UNLABELLED, open_image
 from famr.errors import RequestError
 from famr.provenance.keys import read_private_file, write_private
 
@@ -33,7 +33,9 @@ def commit_file(path: Path, key: bytes) -> str:
     """The commitment to the image in a file; it must have the very pixels of the one that was committed to."""
     if not path.is_file():
         raise RequestError("There is no such image.", where=str(path), fix="Check the path.")
-    return keyed(encoded(Images.from_source(lambda _: open_image(path), [str(path)], torch.tensor([UNKNOWN])), 0), key)
+    return keyed(
+        encoded(Images.from_source(lambda _: open_image(path), [str(path)], torch.tensor([UNLABELLED])), 0), key
+    )
 
 
 def encoded(images: Images, position: int) -> bytes:

@@ -24,7 +24,7 @@ from famr.provenance.canonical import canonical, parse
 from famr.provenance.dsse import enveloped, opened
 from famr.provenance.keys import fingerprint
 from famr.provenance.statement import now
-from famr.runs.folder import whole_file
+from famr.runs.folder import atomic_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -220,13 +220,13 @@ def _mend(path: Path, key: Ed25519PrivateKey) -> None:
 
 def _write(path: Path, lines: list[bytes], entry: Mapping[str, Any], key: Ed25519PrivateKey) -> None:
     payload = {"ledger": entry["ledger"], "length": len(lines) + 1, "last": entry}
-    with whole_file(head_file(path)) as staging:
+    with atomic_file(head_file(path)) as staging:
         staging.write_bytes(enveloped(HEAD_TYPE, canonical(payload), key))
     _write_lines(path, [*lines, canonical(entry)])
 
 
 def _write_lines(path: Path, lines: list[bytes]) -> None:
-    with whole_file(path) as staging:
+    with atomic_file(path) as staging:
         staging.write_bytes(b"".join(line + b"\n" for line in lines))
 
 

@@ -16,7 +16,7 @@ from famr.provenance.keys import fingerprint
 from famr.provenance.ledger import Ledger, append, open_ledger
 from famr.provenance.statement import ENVELOPE, PAYLOAD_TYPE, Facts, as_shown, facts_of, files_of, statement
 from famr.provenance.verifying import changes
-from famr.runs.folder import whole_file
+from famr.runs.folder import atomic_file
 from famr.storage.digests import COMPLETE, seal_without
 from famr.storage.litter import sweep_inside
 
@@ -86,7 +86,7 @@ def sign(
             why_none,
             None if book is None else book.id,
         )
-        with whole_file(run / ENVELOPE) as staging:
+        with atomic_file(run / ENVELOPE) as staging:
             staging.write_bytes(enveloped(PAYLOAD_TYPE, payload, key))
     if ledger is not None:
         weights = {"original_sha256": facts.original_weights, "unlearned_sha256": facts.unlearned_weights}
@@ -151,7 +151,7 @@ def _files_to_bind(run: Path) -> dict[str, str]:
     """Every file but the envelope, after the run's own seal was freed of an earlier envelope."""
     sweep_inside(run)
     if (let_go := seal_without(run, [ENVELOPE])) is not None:
-        with whole_file(run / COMPLETE) as staging:
+        with atomic_file(run / COMPLETE) as staging:
             staging.write_text(let_go, encoding="utf-8")
     found = files_of(run)
     if found.odd:

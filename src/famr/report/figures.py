@@ -110,7 +110,7 @@ def entropies(found: Mapping[str, Sequence[float]], classes: int) -> Drawing:
     )
     return Drawing(
         "How sure the answers on the forget set are",
-        f"Left is sure, right is undecided. {reference} Answers that are all uniform tell that something was done.",
+        f"Left is sure, right is undecided. {reference} Predictions that are all uniform tell that something was done.",
         drawing(parts, panel.bottom + 46, "Histograms of the entropy of the answers on the forget set"),
         Table("Share of the forget images, %, by entropy, nats", ("entropy", *binned), rows),
     )

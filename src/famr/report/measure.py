@@ -13,8 +13,10 @@ from PIL import Image
 from famr.audit.collateral import ClassChange, collateral, nearness
 from famr.data.splits import Splits
 from famr.engine.devices import pick_device
-from famr.evaluation.evaluate import Scores, answers_to, compare_answers
+from famr.engine.inference import predict_splits
+from famr.evaluation.evaluate import compare_predictions
 from famr.metrics.forgetting import entropy
+from famr.metrics.scores import Scores
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
 from famr.report.content import Thumbnail
@@ -43,7 +45,7 @@ def measure(
     for model in models.values():
         if model is not None:
             require_same_labels(model, splits)
-    said = {name: None if model is None else answers_to(splits, model, place) for name, model in models.items()}
+    said = {name: None if model is None else predict_splits(splits, model, place) for name, model in models.items()}
     before, after = said["original"], said["unlearned"]
     assert after is not None
     changes = None
@@ -52,7 +54,7 @@ def measure(
         changes = collateral(before.test, after.test, nearness(before.forget.logits, forgotten))
     classes = after.forget.logits.shape[-1]
     return Measured(
-        compare_answers(before, after, said["retrained"], splits),
+        compare_predictions(before, after, said["retrained"], splits),
         {name: entropy(found.forget.logits).tolist() for name, found in said.items() if found is not None},
         changes,
         splits.labels or tuple(str(index) for index in range(classes)),

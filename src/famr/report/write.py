@@ -9,7 +9,7 @@ from famr.errors import RequestError
 from famr.report.content import Report
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
-from famr.runs.folder import add_to_run, whole_file
+from famr.runs.folder import add_to_run, atomic_file
 
 
 def pages(report: Report) -> dict[str, str]:
@@ -32,6 +32,6 @@ def write_report(report: Report, run: Path, output: Path | None = None) -> Path:
             fix="Leave out --output, or name another place.",
         )
     for ending, content in made.items():
-        with whole_file(target.with_suffix(ending)) as staging:
+        with atomic_file(target.with_suffix(ending)) as staging:
             staging.write_text(content, encoding="utf-8")
     return target

@@ -11,7 +11,7 @@ from famr.metrics.tables import COLUMNS, in_percent
 if TYPE_CHECKING:
     from famr.config import FAMR
     from famr.data.request import Request
-    from famr.evaluation.evaluate import Scores
+    from famr.metrics.scores import Scores
     from famr.models import Classifier
     from famr.training import Trained
     from famr.unlearn.forget import Unlearned

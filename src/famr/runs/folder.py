@@ -13,19 +13,19 @@ from typing import Any
 from famr._version import __version__
 from famr.config import FAMR
 from famr.data.request import Request
-from famr.data.splits import Earlier
+from famr.data.splits import EarlierRequest
 from famr.errors import CheckpointError, RequestError, StorageError
-from famr.evaluation.evaluate import Scores
+from famr.metrics.scores import Scores
 from famr.models import Classifier
 from famr.runs.card import trained_card, unlearned_card
-from famr.storage.claims import claimed
+from famr.storage.claims import locked
 from famr.storage.digests import COMPLETE, check_complete, seal, seal_without
 from famr.storage.litter import sweep_inside
 from famr.storage.places import with_found_places, with_recorded_places
 from famr.storage.space import require_space
+from famr.storage.staging import atomic_file as atomic_file
+from famr.storage.staging import atomic_folder as atomic_folder
 from famr.storage.staging import check_output as check_output
-from famr.storage.staging import staged as staged
-from famr.storage.staging import whole_file as whole_file
 from famr.training import Trained
 from famr.unlearn.forget import Unlearned
 from famr.unlearn.history import HistoryRow
@@ -90,7 +90,7 @@ def save_unlearned(
     `original` and `data` say how both were opened, so that the run can be measured again from its records.
     """
     require_space(target, bytes_of(result.model))
-    with staged(target, overwrite=overwrite) as folder:
+    with atomic_folder(target, overwrite=overwrite) as folder:
         result.model.architecture.save(result.model, folder)
         digest = result.model.digest()
         write_json(folder / "unlearning/request.json", _without_folders(result.request, data).to_json())
@@ -123,7 +123,7 @@ def save_trained(
 ) -> Path:
     """Write a trained model and how it was trained; `without` is what it never saw."""
     require_space(target, bytes_of(trained.model))
-    with staged(target, overwrite=overwrite) as folder:
+    with atomic_folder(target, overwrite=overwrite) as folder:
         trained.model.architecture.save(trained.model, folder)
         write_lines(folder / "training/history.jsonl", (asdict(row) for row in trained.history))
         if metrics is not None:
@@ -157,7 +157,7 @@ def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
 
     The seal lets go of files that are about to change first, so that a kill at any moment leaves a run that holds.
     """
-    with claimed(folder):
+    with locked(folder):
         check_complete(folder)
         sweep_inside(folder)
         for name in files:
@@ -168,23 +168,23 @@ def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
                     fix="Restore the folder from a copy.",
                 )
         if (let_go := seal_without(folder, files)) is not None:
-            with whole_file(folder / COMPLETE) as staging:
+            with atomic_file(folder / COMPLETE) as staging:
                 staging.write_text(let_go, encoding="utf-8")
         for name, content in files.items():
-            with whole_file(folder / name) as staging:
+            with atomic_file(folder / name) as staging:
                 staging.write_text(content, encoding="utf-8")
-        with whole_file(folder / COMPLETE) as staging:
+        with atomic_file(folder / COMPLETE) as staging:
             staging.write_text(seal(folder), encoding="utf-8")
 
 
-def earlier_runs(folder: Path) -> tuple[Earlier, ...]:
+def earlier_runs(folder: Path) -> tuple[EarlierRequest, ...]:
     """Everything a run folder's model was made to forget, first run first; empty for one that never forgot."""
     if not (folder / "unlearning/run.json").is_file():
         return ()
     request, run = read_unlearning(folder)
     try:
-        before = [Earlier.from_json(values) for values in run.get("earlier", [])]
-        return (*before, Earlier(request, tuple(run.get("classes", [])), float(run["drift"])))
+        before = [EarlierRequest.from_json(values) for values in run.get("earlier", [])]
+        return (*before, EarlierRequest(request, tuple(run.get("classes", [])), float(run["drift"])))
     except (ValueError, KeyError, TypeError, AttributeError, RequestError) as error:
         raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
 

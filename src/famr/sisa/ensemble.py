@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from famr.data import Images
 from famr.data.request import SHOWN
-from famr.engine.devices import pick_device, repeatable
+from famr.engine.devices import deterministic, pick_device
 from famr.errors import DataError, RequestError
 from famr.models import Classifier
 from famr.runs.folder import environment
@@ -136,7 +136,7 @@ def train_sisa(
     stages = plan.all_stages(ids, training.epochs, training.batch_size)
     made = []
     for shard in range(shards):
-        with repeatable(plan.start_seed(shard)):  # also for a `start` that draws without asking the seed
+        with deterministic(plan.start_seed(shard)):  # also for a `start` that draws without asking the seed
             model = start(plan.start_seed(shard))
         ahead = [stage for stage in stages if stage.shard == shard]
         before = (_state(model.module),)

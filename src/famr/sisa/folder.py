@@ -22,7 +22,7 @@ from famr.data.augmentation import Augmentation
 from famr.errors import CheckpointError
 from famr.models import load_model
 from famr.models.weights import read_weights, share_as_umask_says
-from famr.runs.folder import staged, write_json
+from famr.runs.folder import atomic_folder, write_json
 from famr.sisa.ensemble import Shard, Sisa
 from famr.sisa.plan import Plan
 from famr.storage.digests import check_complete
@@ -44,7 +44,7 @@ def save_sisa(sisa: Sisa, target: Path, *, overwrite: bool = False) -> Path:
         "environments": list(sisa.environments),
         "ids": list(sisa.ids),
     }
-    with staged(target, overwrite=overwrite) as folder:
+    with atomic_folder(target, overwrite=overwrite) as folder:
         for number, shard in enumerate(sisa.shards):
             place = folder / f"shard-{number}"
             place.mkdir()

@@ -71,7 +71,7 @@ def release_all() -> None:
 
 
 @contextmanager
-def claimed(target: Path) -> Iterator[None]:
+def locked(target: Path) -> Iterator[None]:
     """Hold a claim for the length of a block."""
     claim(target)
     try:

@@ -67,7 +67,7 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 @contextmanager
-def staged(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder beside `target` that becomes `target` when the block ends well, and vanishes otherwise."""
     check_output(target, overwrite)
     staging = None
@@ -98,7 +98,7 @@ def staged(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
+def atomic_file(target: Path) -> Iterator[Path]:
     """A temporary file beside `target` that becomes `target` when the block ends well, and vanishes otherwise."""
     staging = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from famr.data import Images
 from famr.data.loaders import Batch, order
-from famr.engine.devices import one_thread
+from famr.engine.devices import single_thread
 from famr.engine.distributed import ALONE, Ranks
 from famr.errors import RequestError
 from famr.models.activations import LayerOutput
@@ -63,7 +63,7 @@ def probe_target(kept: Tensor, labels: Tensor, forget: Tensor, classes: int) -> 
             fix="Give the whole data, or use the uniform target.",
         )
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=RIDGE, max_iter=1000))
-    with one_thread():
+    with single_thread():
         probe.fit(kept.double().numpy(), labels.numpy())
         answers = probe.predict_proba(forget.double().numpy())
     said = torch.zeros(len(forget), classes)

@@ -17,12 +17,12 @@ from famr.config import FAMR
 from famr.data import Images
 from famr.data.loaders import LabelledImages
 from famr.data.request import Request
-from famr.data.splits import Earlier, Splits
+from famr.data.splits import EarlierRequest, Splits
 from famr.engine.at_work import begin_anew, from_work, require_divisible, to_work, what_is_seen, working_place
 from famr.engine.attention import attention_for
-from famr.engine.devices import repeatable
+from famr.engine.devices import deterministic
 from famr.engine.distributed import ALONE, Ranks
-from famr.engine.finite import naming
+from famr.engine.finite import name_bad_images
 from famr.engine.graphs import aside
 from famr.engine.kernels import get_ready, waited
 from famr.engine.lean import lean_pays
@@ -30,14 +30,14 @@ from famr.engine.prefix import Front
 from famr.engine.unread import Unread
 from famr.engine.waking import FEW, Coming, looking
 from famr.errors import RequestError
-from famr.evaluation.evaluate import Scores
 from famr.losses.objective import drift_bound
+from famr.metrics.scores import Scores
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
-from famr.runs.resume import Unfinished
+from famr.models.layers import trainable
+from famr.runs.resume import ResumeState
 from famr.unlearn.forget_loss import ForgetLoss, Passes, forget_loss
 from famr.unlearn.history import Event, HistoryRow, followed
-from famr.unlearn.loop import trainable
 from famr.unlearn.progress import Progress
 from famr.unlearn.resolve import settle
 from famr.unlearn.search import Outcome, predicted_drift, require_outcome, seek_strength
@@ -63,7 +63,7 @@ class Unlearned:
     """The strengths that were tried, the last one being this run's; empty where it was given."""
     classes: tuple[str, ...] = ()
     """The classes that were forgotten whole, by name."""
-    earlier: tuple[Earlier, ...] = ()
+    earlier: tuple[EarlierRequest, ...] = ()
     """What the model had been made to forget before."""
     ranks: Ranks = ALONE
     """The processes that shared the work, as the one that tells saw them."""
@@ -144,7 +144,7 @@ def forget(
     track_retain: bool = True,
     rows: int = ROWS,
     gates: bool = False,
-    unfinished: Unfinished | None = None,
+    resume_state: ResumeState | None = None,
     on_event: Callable[[Event], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> Unlearned:
@@ -157,7 +157,7 @@ def forget(
     `track_retain` measures retained accuracy after each epoch, on at most 2,000 held-out images, the same all along;
     that is not counted in `seconds`. `rows`: about so many epochs are looked at, the first and the last among them;
     with 1 the last alone. With `gates` a run that did nothing or destroyed the model is a GateError; where the strength
-    is left to `forget`, one that stays outside the budget always is. `unfinished` keeps the state of the run, and goes
+    is left to `forget`, one that stays outside the budget always is. `resume_state` keeps the state of the run, and goes
     on from it where it was begun before. `ranks` are processes that share the work, each calling this alike.
     """
     if splits is not None and not isinstance(splits, Splits):
@@ -185,9 +185,9 @@ def forget(
     if sketch is not None:
         passes = replace(passes, remembered=sketch.held_out, forgets_classes=at_hand.kind in ("class", "concept"))
     with ranks.together():
-        progress = Progress.begin(unfinished, original, splits, method, seed, place, ranks.size)
+        progress = Progress.begin(resume_state, original, splits, method, seed, place, ranks.size)
         went_on = progress.at() is not None
-        settings = {"the method": method, "the seed": seed, "the unfinished run": progress.at()}
+        settings = {"the method": method, "the seed": seed, "the resume_state run": progress.at()}
         seen = what_is_seen(original, splits, forget, settings) if ranks.size > 1 else {}
     ranks.agree(seen)
     to_work(unlearned.module, place, ranks)
@@ -213,11 +213,11 @@ def forget(
         if asked:  # the first has them
             begin_anew(unlearned.module, original.module, ranks)
         since = waited()
-        editing, named = edited(unlearned, passes, firm), naming(None if splits is None else splits.forget.ids)
+        editing, named = edited(unlearned, passes, firm), name_bad_images(None if splits is None else splits.forget.ids)
         a_step = None if splits is None else firm.images_in_a_step(len(splits.forget))
         asking = replace(ForgetLoss.without_target(unlearned, firm, place, ranks, lean=lean), a_step=a_step)
         ahead = passes
-        with aside(place), repeatable(seed), editing, named:
+        with aside(place), deterministic(seed), editing, named:
             if splits is not None:
                 if not fronts:
                     source = splits.retain if anchor_images is None else anchor_images

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from famr.config import FAMR
 from famr.data import Images
-from famr.data.loaders import Batch, Batches, look_size, looks
+from famr.data.loaders import Batch, Batches, evaluation_batch_size, evaluation_batches
 from famr.engine.attention import Asked
 from famr.engine.distributed import ALONE, Ranks
+from famr.engine.inference import predict_batches, require_known_classes
 from famr.engine.lean import one_pass
-from famr.engine.oom import cut, in_halves
+from famr.engine.oom import halve_on_oom, micro_batches
 from famr.engine.prefix import Front, fits
 from famr.errors import RequestError, is_out_of_memory
-from famr.evaluation.evaluate import Answers, collect, known_to
 from famr.losses.objective import (
     at_least_float32,
     combine,
@@ -30,6 +30,7 @@ from famr.losses.objective import (
     uniform_target,
 )
 from famr.metrics.forgetting import correct, entropy
+from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.models.activations import LayerOutput, listen, mean_gram
 from famr.models.classifier import logits_of
@@ -117,42 +118,42 @@ class ForgetLoss:
         except RuntimeError as error:
             if not is_out_of_memory(error) or len(batch.labels) == 1 or self.ranks.size > 1:
                 raise
-        return [each for half, _ in cut(batch, 2) for each in self._measured(half)]
+        return [each for half, _ in micro_batches(batch, 2) for each in self._measured(half)]
 
-    def answers_to(self, images: Images) -> Answers:
+    def predict(self, images: Images) -> Predictions:
         """What it answers to images; from behind its front, where there is one and room for what that makes of them."""
-        prepared = self.model.prepared_by()
+        prepared = self.model.require_preprocessing()
         if self.front is None or not fits(self.front, len(images)):
-            return self._collected(looks(images, prepared, self.device, self.ranks, self.a_step))
-        size = look_size(self.device, self.a_step)
+            return self._collected(evaluation_batches(images, prepared, self.device, self.ranks, self.a_step))
+        size = evaluation_batch_size(self.device, self.a_step)
         return self._beyond(self.front.passes(images, prepared, size, self.device, for_steps=False))
 
-    def held_out(self, passes: Passes) -> Answers | None:
+    def held_out(self, passes: Passes) -> Predictions | None:
         """What it answers to held-out images; None where there are none."""
         if passes.held_out_beyond is not None:
             return self._beyond(passes.held_out_beyond)
         return None if passes.held_out is None else self._collected(passes.held_out)
 
-    def forgotten_answers(self, passes: Passes) -> Answers:
+    def forgotten_answers(self, passes: Passes) -> Predictions:
         """What it answers to the forget images."""
         return self._collected(passes.forget) if self.front is None else self._beyond(passes.forget)
 
-    def _collected(self, batches: Batches) -> Answers:
-        return collect(self.model, batches(None), self.device, self.method.settled_precision, self.ranks)
+    def _collected(self, batches: Batches) -> Predictions:
+        return predict_batches(self.model, batches(None), self.device, self.method.settled_precision, self.ranks)
 
     @torch.no_grad()
-    def _beyond(self, batches: Batches) -> Answers:
+    def _beyond(self, batches: Batches) -> Predictions:
         """From what its front made of images."""
-        found = [(in_halves(self.logits, batch.images), batch.labels) for batch in batches(None)]
+        found = [(halve_on_oom(self.logits, batch.images), batch.labels) for batch in batches(None)]
         said, labels = zip(*found, strict=True)
-        return known_to(self.model, Answers(torch.cat(said).cpu(), torch.cat(labels).cpu()))
+        return require_known_classes(self.model, Predictions(torch.cat(said).cpu(), torch.cat(labels).cpu()))
 
     @torch.no_grad()
-    def measure(self, batches: Iterable[Batch]) -> tuple[Answers, Tensor, Tensor | None]:
-        """Answers, KL and style distance of every image, without a graph."""
+    def measure(self, batches: Iterable[Batch]) -> tuple[Predictions, Tensor, Tensor | None]:
+        """Predictions, KL and style distance of every image, without a graph."""
         found = [each for batch in batches for each in self._measured(batch)]
         logits, kls, styles, labels = zip(*found, strict=True)
-        answers = Answers(torch.cat(logits).cpu(), torch.cat(labels).cpu())
+        answers = Predictions(torch.cat(logits).cpu(), torch.cat(labels).cpu())
         return answers, torch.cat(kls), None if self.tap is None else torch.cat(styles)
 
 
@@ -168,7 +169,7 @@ class HeldOut:
     """The log-odds of the true class, one an image; None where there are no labels."""
 
     @classmethod
-    def of(cls, said: Answers) -> HeldOut:
+    def of(cls, said: Predictions) -> HeldOut:
         """From its answers."""
         unsure = entropy(said.logits)
         if not said.labelled:
@@ -252,7 +253,7 @@ def _held_out(asking: ForgetLoss, passes: Passes) -> HeldOut | None:
     return passes.remembered if said is None else HeldOut.of(said)
 
 
-def _target(asking: ForgetLoss, passes: Passes, original: Answers, held_out: HeldOut | None) -> tuple[FAMR, Tensor]:
+def _target(asking: ForgetLoss, passes: Passes, original: Predictions, held_out: HeldOut | None) -> tuple[FAMR, Tensor]:
     """q of each forget image, from the original's answers; and the method with its temperature filled in."""
     method = asking.method
     if method.target == "probe":

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 
-from famr.anchors import Held, WeightAnchor
+from famr.anchors import AnchorTerm, WeightAnchor
 from famr.engine.distributed import number
 from famr.errors import NumericsError
-from famr.evaluation.evaluate import score
 from famr.losses.objective import l2_penalty
+from famr.metrics.scores import score
+from famr.models.layers import trainable
 from famr.unlearn.forget_loss import ForgetLoss, Passes
-from famr.unlearn.loop import Epoch, Step, minimise, trainable
+from famr.unlearn.loop import Epoch, Step, minimise
 from famr.unlearn.progress import Progress
 
 
@@ -43,7 +44,7 @@ Event = Step | HistoryRow
 def followed(
     loss: ForgetLoss,
     passes: Passes,
-    anchors: Sequence[Held],
+    anchors: Sequence[AnchorTerm],
     seed: int,
     track_retain: bool,
     most: int,

@@ -17,17 +17,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from famr.anchors import FunctionAnchor, Held
+from famr.anchors import AnchorTerm, FunctionAnchor
 from famr.config import FAMR
 from famr.data.loaders import Batch, Batches
 from famr.engine.anchored_step import anchored_step, held_plainly
 from famr.engine.distributed import ALONE, Ranks
 from famr.engine.finite import require_finite
 from famr.engine.graphs import Captured
-from famr.engine.oom import Scarce, cut, gradients_are_in_the_way, let_go
+from famr.engine.oom import Scarce, gradients_are_in_the_way, let_go, micro_batches
 from famr.engine.together import held_together
 from famr.engine.waking import awake
-from famr.errors import RequestError
+from famr.models.layers import trainable
 from famr.optim.natural import cosine, get_ready, natural_step
 from famr.runs.resume import optimiser_tensors, restore_optimiser
 
@@ -65,7 +65,7 @@ class Epoch:
 
 def minimise(
     module: nn.Module,
-    anchors: Sequence[Held],
+    anchors: Sequence[AnchorTerm],
     loss: ForgetLoss,
     batches: Batches,
     batches_per_epoch: int,
@@ -172,7 +172,7 @@ def backward(loss: ForgetLoss, batch: Batch, parts: int, method: FAMR, parameter
         return whole.detach()
     let_go(parameters)
     total = torch.zeros((), device=batch.images.device)
-    for part, share in cut(batch, parts):
+    for part, share in micro_batches(batch, parts):
         piece = loss(part) * (share if method.reduction == "mean" else 1.0)
         piece.backward()  # type: ignore[no-untyped-call]
         total += piece.detach()
@@ -189,7 +189,7 @@ def _go_on(
     begun: Epoch,
     parameters: Sequence[nn.Parameter],
     optimiser: torch.optim.Optimizer | None,
-    anchors: Sequence[Held],
+    anchors: Sequence[AnchorTerm],
 ) -> None:
     """Put everything where it was at the end of an epoch; the anchors draw what they had drawn."""
     if begun.state:
@@ -200,14 +200,6 @@ def _go_on(
         if isinstance(anchor, FunctionAnchor):
             for _ in range(begun.steps):
                 anchor.draw()
-
-
-def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """θ: every parameter that may be changed."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise RequestError("The network has no trainable parameters.", fix="Set requires_grad on some of them.")
-    return parameters
 
 
 def make_optimiser(parameters: Sequence[nn.Parameter], method: FAMR, rate: Tensor) -> torch.optim.Optimizer:
@@ -239,7 +231,9 @@ def rate_at(step: int, steps: int, method: FAMR) -> float:
     return method.settled_rate * warm * cosine(step, steps)
 
 
-def pull_to_anchors(parameters: Sequence[nn.Parameter], anchors: Sequence[Held], rate: Tensor, method: FAMR) -> None:
+def pull_to_anchors(
+    parameters: Sequence[nn.Parameter], anchors: Sequence[AnchorTerm], rate: Tensor, method: FAMR
+) -> None:
     """Add λ∇A(θ, θ₀) to the gradient; no graph is built through it.
 
     For `adamw` the pull is decoupled, as its weight decay is: θ ← θ − ηλ∇A, past Adam's scaling. Its resting points

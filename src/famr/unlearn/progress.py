@@ -12,7 +12,7 @@ from famr.config import FAMR
 from famr.data.splits import Splits
 from famr.errors import RequestError
 from famr.models import Classifier
-from famr.runs.resume import State, Unfinished
+from famr.runs.resume import ResumeState, State
 from famr.unlearn.loop import Epoch
 from famr.unlearn.search import Outcome
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Progress:
     """Where a run stands; without a place to keep it, nothing is kept."""
 
-    place: Unfinished | None
+    place: ResumeState | None
     state: State | None = None
     trials: list[Outcome] = field(default_factory=list)
     """Strengths whose whole run is behind us."""
@@ -32,7 +32,7 @@ class Progress:
     @classmethod
     def begin(
         cls,
-        place: Unfinished | None,
+        place: ResumeState | None,
         original: Classifier,
         splits: Splits | None,
         method: FAMR,
@@ -44,7 +44,7 @@ class Progress:
         if place is None:
             return cls(None)
         if splits is None:
-            raise RequestError("Only a run on named images can go on.", where="unfinished", fix="Give splits.")
+            raise RequestError("Only a run on named images can go on.", where="resume_state", fix="Give splits.")
         state = place.begin(
             original=original.digest(),
             request=splits.request.to_json(),

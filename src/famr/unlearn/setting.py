@@ -13,19 +13,19 @@ from famr.data import Images
 from famr.data.loaders import (
     Batches,
     LabelledImages,
+    evaluation_batch_size,
+    evaluation_batches,
+    gradient_batch_size,
     image_batches,
     loader_batches,
-    look_size,
-    looks,
     order,
-    pass_size,
 )
 from famr.data.splits import Splits
 from famr.engine.distributed import ALONE, Ranks
 from famr.engine.prefix import Front, fits, frozen_front
 from famr.errors import RequestError
 from famr.models import Classifier
-from famr.models.layers import call_order, edited_names, only
+from famr.models.layers import call_order, late_parameters, train_only
 from famr.targets.probe import probe_images
 from famr.unlearn.forget_loss import ForgetLoss, Passes
 from famr.unlearn.resolve import AtHand
@@ -65,7 +65,7 @@ def edited(model: Classifier, passes: Passes, method: FAMR) -> AbstractContextMa
     if method.settled_share >= 1 and head:
         return nullcontext()
     first = next(iter(passes.forget(None))).images[:1]
-    names = edited_names(model.module, lambda: model.module(first), method.settled_share, head)
+    names = late_parameters(model.module, lambda: model.module(first), method.settled_share, head)
     if method.forgets_style:
         rank = call_order(model.module, lambda: model.module(first))
         inside = [place for name, place in rank.items() if name.startswith(f"{method.style_layer}.")]
@@ -75,7 +75,7 @@ def edited(model: Classifier, passes: Passes, method: FAMR) -> AbstractContextMa
                 where=f"{method.style_layer}, edited share {method.settled_share:g}",
                 fix="Use a larger edited share, or a later layer.",
             )
-    return only(model.module, names)
+    return train_only(model.module, names)
 
 
 def passes_of(
@@ -95,7 +95,7 @@ def passes_of(
         if images is None:
             return None
         if isinstance(images, Images):
-            return image_batches(images, model.prepared_by(), pass_size(a_step), device, shared)
+            return image_batches(images, model.require_preprocessing(), gradient_batch_size(a_step), device, shared)
         return loader_batches(images, device, shared)
 
     if loader is not None and splits is None:
@@ -123,11 +123,13 @@ def passes_of(
     shown = shown_of(splits.test)
     return Passes(
         steps=image_batches(
-            splits.forget, model.prepared_by(), method.images_a_step(len(splits.forget)), device, ranks
+            splits.forget, model.require_preprocessing(), method.images_a_step(len(splits.forget)), device, ranks
         ),
         steps_per_epoch=-(-len(splits.forget) // method.batch_size),
-        forget=looks(splits.forget, model.prepared_by(), device, ranks, a_step),
-        held_out=None if shown is None else looks(shown, model.prepared_by(), device, ranks, a_step),
+        forget=evaluation_batches(splits.forget, model.require_preprocessing(), device, ranks, a_step),
+        held_out=None
+        if shown is None
+        else evaluation_batches(shown, model.require_preprocessing(), device, ranks, a_step),
         neutral=passes_over(neutral, ALONE),  # its sum of Gram matrices is not worth dividing
         kept=passes_over(probe_images(splits.retain)),
         forgotten=splits.forgotten_classes(),
@@ -164,7 +166,7 @@ def front_of(loss: ForgetLoss, forget: Images, anchors: object) -> Front | None:
         if not isinstance(anchors, Images):
             return None
         held = min(len(anchors), (method.function_images or 0) * len(anchors.class_counts()))
-    some = next(iter(image_batches(forget, loss.model.prepared_by(), TRIED, loss.device)(None))).images
+    some = next(iter(image_batches(forget, loss.model.require_preprocessing(), TRIED, loss.device)(None))).images
     front = frozen_front(loss.model.module, loss.logits, lambda front: replace(loss, front=front).logits, some)
     if front is None or not fits(front, images + held):
         return None
@@ -181,8 +183,8 @@ def behind(
     """
     if front is None:
         return loss, passes
-    prepared, place = loss.model.prepared_by(), loss.device
-    size, beyond = look_size(place, loss.a_step), None
+    prepared, place = loss.model.require_preprocessing(), loss.device
+    size, beyond = evaluation_batch_size(place, loss.a_step), None
     if watched is not None and fits(front, len(watched)):
         beyond = front.passes(watched, prepared, size, place, for_steps=False)
     return replace(loss, front=front), replace(

@@ -18,12 +18,12 @@ from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import SPECTRA, Spectra, kfac_factors
 from famr.data import Data
 from famr.data.loaders import EVALUATION_BATCH, image_batches, order
-from famr.engine.devices import pick_device, repeatable
-from famr.engine.finite import naming
+from famr.engine.devices import deterministic, pick_device
+from famr.engine.finite import name_bad_images
+from famr.engine.inference import on_device, predict
 from famr.errors import CheckpointError, RequestError
-from famr.evaluation.evaluate import answers, placed
 from famr.models import Classifier
-from famr.models.classifier import evaluating, logits_of
+from famr.models.classifier import eval_mode, logits_of
 from famr.models.weights import share_as_umask_says
 from famr.unlearn.forget_loss import HeldOut
 
@@ -124,13 +124,13 @@ def take_sketch(
     place = pick_device(device or "auto")
     model = model.copy()  # gradients are taken of one that keeps nothing between two passes
     some = data.train.take(order(len(data.train), seed)[:images])
-    batches = image_batches(some, model.prepared_by(), EVALUATION_BATCH, place)
+    batches = image_batches(some, model.require_preprocessing(), EVALUATION_BATCH, place)
     held_out = None
     if data.test is not None:
-        said = HeldOut.of(answers(model, data.test, place))
+        said = HeldOut.of(predict(model, data.test, place))
         in_order = None if said.margins is None else said.margins.sort().values  # no longer image by image
         held_out = replace(said, margins=in_order)
-    with repeatable(seed), placed(model.module, place), evaluating(model.module), naming(some.ids):
+    with deterministic(seed), on_device(model.module, place), eval_mode(model.module), name_bad_images(some.ids):
         draws = torch.Generator().manual_seed(seed)
         diagonal = fisher_diagonal(model.module, logits_of, batches(None), draws)
         layers, _ = kfac_factors(model.module, logits_of, batches(None), draws)

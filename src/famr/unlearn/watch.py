@@ -25,5 +25,5 @@ def watched_images(splits: Splits | None, method: FAMR, seed: int) -> Images | N
 
 def accuracy_now(loss: ForgetLoss, images: Images) -> float:
     """The accuracy of the network of a run, as it is now."""
-    said = loss.answers_to(images)
+    said = loss.predict(images)
     return float(correct(said.logits, said.targets).mean())

@@ -1,0 +1,169 @@
+"""The sketch: taken once, it stands in for the training data, and for one set of weights only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import famr
+from conftest import alg1
+from famr.anchors.fisher import fisher_diagonal
+from famr.anchors.kfac import SPECTRA, kfac_factors
+from famr.data import Data
+from famr.data.loaders import EVALUATION_BATCH, image_batches, order
+from famr.errors import CheckpointError, RequestError
+from famr.models.classifier import eval_mode, logits_of
+
+
+@pytest.fixture(scope="module")
+def sketch(original: famr.Classifier, digits: Data) -> famr.Sketch:
+    return famr.take_sketch(original, digits, images=120, device="cpu")
+
+
+SETTINGS = {"optimiser": "adam", "learning_rate": 3e-4, "reduction": "mean", "batch_size": 32, "target": "masked"}
+
+
+def test_a_sketch_comes_back_from_its_file(sketch: famr.Sketch, tmp_path: Path) -> None:
+    sketch.save(tmp_path / "a.safetensors")
+    again = famr.Sketch.load(tmp_path / "a.safetensors")
+    assert again.weights_sha256 == sketch.weights_sha256
+    assert (again.images, again.class_counts) == (120, sketch.class_counts)
+    assert again.held_out is not None
+    assert sketch.held_out is not None
+    assert again.held_out.entropy == sketch.held_out.entropy
+    assert again.held_out.entropy_when_wrong == sketch.held_out.entropy_when_wrong
+    assert torch.equal(again.held_out.margins, sketch.held_out.margins)  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(again.diagonal, sketch.diagonal, strict=True))
+    for ours, theirs in zip(again.layers, sketch.layers, strict=True):
+        assert (ours.weight, ours.bias) == (theirs.weight, theirs.bias)
+        assert all(torch.equal(getattr(ours, name), getattr(theirs, name)) for name in SPECTRA)
+
+
+def test_a_sketch_holds_the_metric_that_the_images_gave(
+    original: famr.Classifier, digits: Data, sketch: famr.Sketch
+) -> None:
+    some = digits.train.take(order(len(digits.train), 0)[:120])
+    batches = image_batches(some, original.require_preprocessing(), EVALUATION_BATCH, torch.device("cpu"))
+    draws = torch.Generator().manual_seed(0)
+    with eval_mode(original.module):
+        fisher_diagonal(original.module, logits_of, batches(None), draws)
+        layers, _ = kfac_factors(original.module, logits_of, batches(None), draws)
+    for stored, taken in zip(sketch.layers, layers, strict=True):
+        assert (stored.weight, stored.bias) == (taken.weight, taken.bias)
+        some_matrix = torch.randn(len(taken.G), len(taken.A), generator=torch.Generator().manual_seed(1))
+        exact = taken.G.double() @ some_matrix.double() @ taken.A.double()
+        apart = (stored.times(some_matrix).double() - exact).norm() / exact.norm()
+        assert apart < 1e-4
+
+
+def test_a_request_with_a_sketch_looks_for_no_eigenvectors(
+    original: famr.Classifier, without_three: famr.Splits, sketch: famr.Sketch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(_matrix: torch.Tensor) -> object:
+        raise AssertionError("eigenvectors were looked for")
+
+    monkeypatch.setattr(torch.linalg, "eigh", never)
+    alone = famr.forget_only(without_three.forget)
+    found = famr.forget(original, alone, famr.FAMR(epochs=2, strength=10.0), sketch=sketch, device="cpu")
+    assert found.method.anchor == "kfac"
+
+
+def test_a_sketch_without_its_eigenvectors_is_no_sketch(sketch: famr.Sketch, tmp_path: Path) -> None:
+    """As one of an earlier version, which had the matrices themselves."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    sketch.save(tmp_path / "a.safetensors")
+    with safe_open(str(tmp_path / "a.safetensors"), framework="pt") as stored:
+        header, tensors = stored.metadata(), {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    save_file({name.replace("U.", "A."): each for name, each in tensors.items()}, tmp_path / "b.safetensors", header)
+    with pytest.raises(CheckpointError, match="earlier version") as caught:
+        famr.Sketch.load(tmp_path / "b.safetensors")
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("anchor", ["fisher", "kfac"])
+def test_a_sketch_and_the_images_it_was_taken_from_hold_alike(
+    original: famr.Classifier, digits: Data, without_three: famr.Splits, sketch: famr.Sketch, anchor: str
+) -> None:
+    method = alg1(**{**SETTINGS, "anchor": anchor, "strength": 10.0, "fisher_images": 120, "epochs": 2})
+    same = digits.train.take(order(len(digits.train), 0)[:120]).take(torch.argsort(order(120, 0)))
+    by_sketch = famr.forget(original, without_three, method, sketch=sketch, device="cpu", track_retain=False)
+    by_images = famr.forget(original, without_three, method, anchor_images=same, device="cpu", track_retain=False)
+    rough = 0.5 if anchor == "kfac" else 1e-3  # K-FAC draws its labels after the diagonal has drawn its own
+    assert by_sketch.history[-1].loss_anchor == pytest.approx(by_images.history[-1].loss_anchor, rel=rough)
+
+
+def test_with_a_sketch_the_forget_images_are_enough(
+    original: famr.Classifier, digits: Data, without_three: famr.Splits, sketch: famr.Sketch
+) -> None:
+    alone = famr.forget_only(without_three.forget)
+    method = alg1(**{**SETTINGS, "anchor": "kfac", "strength": 30.0})
+    result = famr.forget(original, alone, method, sketch=sketch, device="cpu")
+    scores = famr.compare(original, result.model, None, without_three, device="cpu")
+    assert scores.unlearned.forget_accuracy < 0.05  # type: ignore[operator]
+    assert scores.unlearned.retain_accuracy > scores.original.retain_accuracy - 0.1  # type: ignore[operator,union-attr]
+    assert result.method.temperature is not None
+
+
+def test_a_sketch_of_other_weights_is_refused(
+    original: famr.Classifier, without_three: famr.Splits, sketch: famr.Sketch
+) -> None:
+    other = original.copy()
+    with torch.no_grad():
+        next(other.module.parameters()).add_(1e-6)
+    with pytest.raises(CheckpointError, match="other weights") as caught:
+        famr.forget(other, without_three, sketch=sketch, device="cpu")
+    assert caught.value.exit_code == 4
+
+
+def test_taking_a_sketch_leaves_the_model_alone(original: famr.Classifier, sketch: famr.Sketch) -> None:
+    assert original.digest() == sketch.weights_sha256
+    assert all(parameter.grad is None for parameter in original.module.parameters())
+
+
+@pytest.mark.parametrize("content", [b"", b"no sketch at all"])
+def test_a_file_that_is_no_sketch_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="no sketch"):
+        famr.Sketch.load(tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="no sketch"):
+        famr.Sketch.load(tmp_path / "missing.safetensors")
+
+
+@pytest.mark.parametrize("images", [0, -5])
+def test_a_sketch_needs_images(
+    original: famr.Classifier, digits: Data, original_run: Path, run: Callable[..., tuple[int, str, str]], images: int
+) -> None:
+    with pytest.raises(RequestError, match=f"at least 1, got {images}"):
+        famr.take_sketch(original, digits, images=images)
+    code, _, err = run("sketch", original_run, "--data", "digits", f"--images={images}")
+    assert code == 2
+    assert "at least 1" in err
+
+
+def test_weights_are_no_sketch(original_run: Path) -> None:
+    with pytest.raises(CheckpointError, match="no sketch"):
+        famr.Sketch.load(original_run / "model.safetensors")
+
+
+def test_sketch_and_forget_from_the_command_line(
+    run: Callable[..., tuple[int, str, str]], original_run: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.safetensors"
+    taken = ("sketch", original_run, "--data", "digits", "--images", 60, "--output", file, "--device", "cpu")
+    assert run(*taken)[0] == 0
+    assert run(*taken)[0] == 2  # it exists
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    options = ("--model", original_run, "--data", "digits", "--class", "3", "--anchor", "kfac", "--sketch", file)
+    options = (*options, "--paper", "--no-gates", "--epochs", 1, "--device", "cpu", "-q")
+    code, _, err = run("forget", *options, "--output-dir", tmp_path / "run")
+    assert code == 0, err
+    again = ["5" if word == "3" else word for word in ("--model", tmp_path / "run", *options[2:])]
+    code, _, err = run("forget", *again, "--output-dir", tmp_path / "next")
+    assert code == 4
+    assert "other weights" in err
+    assert not (tmp_path / "next").exists()
