@@ -141,12 +141,12 @@ def main() -> None:
         with open_workspace(folder) as desk:
             (record,) = all_requests(desk)
             done = [job.number for job in jobs(desk, "done")]
-            resume_state = jobs(desk, "planned", "forgotten", "checked", "described", "failed")
+            unfinished = jobs(desk, "planned", "forgotten", "checked", "described", "failed")
             (last,) = (desk.run_folder(number) for number in done)
             runs = sorted(path.name for path in (folder / "runs").iterdir())
             told = (last / "unlearning/requests.json").read_text(encoding="utf-8")
             right = (
-                record.status == "done" and not resume_state and runs == [last.name] and summary(desk, 1)["id"] in told
+                record.status == "done" and not unfinished and runs == [last.name] and summary(desk, 1)["id"] in told
             )
         made = len(hands.counter.read_text().splitlines())
         again = "refused"

@@ -115,7 +115,7 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         ("test_resuming_commands.py::test_forgetting_ends_with_the_weights_of_one_go",),
     ),
     45: (
-        "2: What is resume_state here is another run: it differs in method, seed",
+        "2: What is unfinished here is another run: it differs in method, seed",
         ("test_resume.py::test_the_state_of_another_run_is_refused",),
     ),
     30: (

@@ -400,14 +400,14 @@ def test_what_a_process_does_once_is_done_before_anything_is_timed(
         return fit(model, images, training, **named)
 
     looked: list[int] = []
-    collect = running.collect
+    collect = running.predict_batches
 
     def seen(*given: Any) -> Any:
         looked.append(len(fitted))
         return collect(*given)
 
     monkeypatch.setattr(running, "fit", noted)
-    monkeypatch.setattr(running, "collect", seen)
+    monkeypatch.setattr(running, "predict_batches", seen)
     work.warm_up()
     assert fitted == [(64, False), (64, True)]  # one step each
     assert looked == [0]  # a look comes first: it sets what compiled networks depend on

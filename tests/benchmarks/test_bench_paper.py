@@ -124,7 +124,7 @@ def test_statements_are_decided_by_the_data(content: dict[str, Any]) -> None:
     assert "over 4 pairs" in found["Larger models keep more"].evidence
     verdicts = {each.says[:12]: each.verdict for each in statements(content)}
     assert verdicts["Forget accur"] == "confirmed"
-    assert verdicts["Predictions beco"] == "confirmed"
+    assert verdicts["Answers beco"] == "confirmed"
     assert verdicts["KL divergenc"] == "confirmed"
     for each in content["cells"]:  # the other way round
         each["size"] = dict(zip(SIZES, reversed(SIZES), strict=True))[each["size"]]

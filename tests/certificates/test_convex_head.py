@@ -21,6 +21,7 @@ from famr.certificates.convex_head import CertifiedHead, remove, train_certified
 from famr.certificates.gaussian import delta_of, epsilon_of, largest_shift
 from famr.data import Data
 from famr.engine.features import head_features
+from famr.engine.inference import predict
 from famr.errors import CheckpointError, DataError, GateError, RequestError
 
 CLASSES, LAMBDA = 3, 0.02
@@ -358,7 +359,7 @@ def test_features_of_every_library_give_its_logits_back_through_its_head(digits:
     for module, name in small_classifiers():
         classifier = famr.Classifier(module, digits.labels, PREPARED)
         features = head_features(classifier, some, device)
-        logits = famr.evaluation.evaluate.predict(classifier, some, device).logits.double()
+        logits = predict(classifier, some, device).logits.double()
         head = module.get_submodule(name)
         assert isinstance(head, nn.Linear)
         assert torch.allclose(features.norm(dim=1), torch.ones(5, dtype=torch.float64))

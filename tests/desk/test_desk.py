@@ -213,7 +213,7 @@ def test_copies_of_forgotten_images_are_listed_and_included_only_when_asked(tmp_
 
 
 def test_a_process_killed_at_any_step_is_finished_by_the_next_once(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("fake_desk.py")
+    script = Path(__file__).parents[1] / "fake_desk.py"
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

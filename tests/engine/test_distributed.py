@@ -152,7 +152,7 @@ def test_torchrun_writes_the_folder_of_one_process_once(place: Path, alone: Path
     torch.testing.assert_close(weights(two), weights(alone), atol=ROUNDED, rtol=ROUNDED)
     assert files(two) == files(alone)
     assert (record(alone)["processes"], record(two)["processes"], record(two)["sharded"]) == (1, 2, False)
-    assert not list(place.glob("*resume_state*"))
+    assert not list(place.glob("*unfinished*"))
 
 
 def test_weights_in_parts_are_written_whole(place: Path, alone: Path) -> None:

@@ -137,7 +137,7 @@ def _near_zero(setting: str, cells: Sequence[Cell], classes: int) -> Statement:
 
 
 def _uniform(setting: str, cells: Sequence[Cell], classes: int) -> Statement:
-    says = f"Predictions become nearly uniform (entropy at least {100 * NEAR_UNIFORM:g} % of ln C)"
+    says = f"Answers become nearly uniform (entropy at least {100 * NEAR_UNIFORM:g} % of ln C)"
     most = math.log(classes)
     found = mean_of([cell["unlearned"]["forget_entropy"] / most for cell in cells])
     if found is None or found.half is None or found.cells < TESTED_FROM:

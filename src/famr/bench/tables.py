@@ -78,7 +78,7 @@ NOTES = (
     "corrected for the number of methods; fewer than 3 cells allow no test). Ret-Acc, For-Acc, CE, Ent, KL and "
     "MIA-efficacy are best where they are nearest to the retrained model, the others where they are smallest. Costs "
     f"are ranked among methods that forget: For-Acc at most {100 * FORGETS_WITHIN:g} points above retrained; † marks "
-    "the others. While a bench is resume_state, only requests and seeds count of which most cells have run. A method "
+    "the others. While a bench is unfinished, only requests and seeds count of which most cells have run. A method "
     "with a cell that failed or is missing there is not ranked.",
     "Avg. Gap: mean distance to the retrained model of For-Acc, accuracy on retained training images, Ret-Acc and "
     "MIA-efficacy. MIA-efficacy: share of the forget set that an attack calls non-members; "

@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 @dataclass
 class ResumeState:
-    """The folder of an resume_state run's state."""
+    """The folder of an unfinished run's state."""
 
     folder: Path
     every: float = EVERY
@@ -64,7 +64,7 @@ class ResumeState:
             raise self._broken()
         if changed := sorted(name for name in {**kept, **self._key} if kept.get(name) != self._key.get(name)):
             raise RequestError(
-                f"What is resume_state here is another run: it differs in {', '.join(changed)}.",
+                f"What is unfinished here is another run: it differs in {', '.join(changed)}.",
                 where=self.folder.name,
                 fix="Give the same command as before, or leave out --resume to begin anew.",
             )
@@ -112,12 +112,12 @@ class ResumeState:
     def discard(self) -> None:
         """The run is finished, or is to begin anew."""
         if self.folder.is_symlink():
-            raise RequestError("The folder of an resume_state run is a link.", where=self.folder.name, fix="Remove it.")
+            raise RequestError("The folder of an unfinished run is a link.", where=self.folder.name, fix="Remove it.")
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _broken(self) -> CheckpointError:
         return CheckpointError(
-            "The state of the resume_state run is damaged.",
+            "The state of the unfinished run is damaged.",
             where=self.folder.name,
             fix="Leave out --resume to begin anew; nothing else is lost.",
         )

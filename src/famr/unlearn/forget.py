@@ -187,7 +187,7 @@ def forget(
     with ranks.together():
         progress = Progress.begin(resume_state, original, splits, method, seed, place, ranks.size)
         went_on = progress.at() is not None
-        settings = {"the method": method, "the seed": seed, "the resume_state run": progress.at()}
+        settings = {"the method": method, "the seed": seed, "the unfinished run": progress.at()}
         seen = what_is_seen(original, splits, forget, settings) if ranks.size > 1 else {}
     ranks.agree(seen)
     to_work(unlearned.module, place, ranks)
