@@ -18,10 +18,10 @@ from famr.errors import CheckpointError, RequestError, StorageError
 from famr.metrics.scores import Scores
 from famr.models import Classifier
 from famr.runs.card import trained_card, unlearned_card
-from famr.storage.claims import locked
 from famr.storage.digests import COMPLETE, check_complete, seal, seal_without
-from famr.storage.litter import sweep_inside
-from famr.storage.places import with_found_places, with_recorded_places
+from famr.storage.leftovers import sweep_inside
+from famr.storage.locks import locked
+from famr.storage.portable_paths import with_local_paths, with_portable_paths
 from famr.storage.space import require_space
 from famr.storage.staging import atomic_file as atomic_file
 from famr.storage.staging import atomic_folder as atomic_folder
@@ -107,7 +107,7 @@ def save_unlearned(
             "data": data,
             "environment": environment(result.device),
         }
-        write_json(folder / "unlearning/run.json", with_recorded_places(run, target))
+        write_json(folder / "unlearning/run.json", with_portable_paths(run, target))
         (folder / "README.md").write_text(unlearned_card(result, scores), encoding="utf-8")
     return target
 
@@ -135,7 +135,7 @@ def save_trained(
             "data": data,
             "environment": environment(trained.device),
         }
-        write_json(folder / "training/run.json", with_recorded_places(run, target))
+        write_json(folder / "training/run.json", with_portable_paths(run, target))
         (folder / "README.md").write_text(trained_card(trained, without, metrics), encoding="utf-8")
     return target
 
@@ -204,7 +204,7 @@ def read_unlearning(folder: Path) -> tuple[Request, dict[str, Any]]:
     try:
         request = json.loads((folder / "unlearning/request.json").read_text(encoding="utf-8"))
         run = json.loads((folder / "unlearning/run.json").read_text(encoding="utf-8"))
-        return Request.from_json(request), with_found_places(run, folder)
+        return Request.from_json(request), with_local_paths(run, folder)
     except FileNotFoundError as error:
         kind = next((words for mark, words in OTHER_FOLDERS.items() if (folder / mark).is_file()), "")
         raise CheckpointError(
