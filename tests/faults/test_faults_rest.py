@@ -23,7 +23,7 @@ from famr.provenance import ledger as books
 from famr.provenance.keys import read_private, write_pair
 from famr.provenance.ledger import append, open_ledger, read_ledger
 from famr.runs.folder import read_unlearning
-from famr.storage.places import found, recorded
+from famr.storage.portable_paths import from_portable, to_portable
 from fault_table import fault, seen, told
 from small import QUICK, save_pictures, save_small
 
@@ -212,10 +212,10 @@ def test_places_that_have_nothing_in_common_with_the_run_leave_their_last_name(
         (tmp_path / "mnt/faces", "folder:{elsewhere}/faces"),
         (tmp_path / "home/ada/faces", "folder:{run}/../../faces"),
     ):
-        assert recorded(f"folder:{place}", run) == told_as
-        assert found(told_as, run) == (None if "elsewhere" in told_as else f"folder:{place}")
+        assert to_portable(f"folder:{place}", run) == told_as
+        assert from_portable(told_as, run) == (None if "elsewhere" in told_as else f"folder:{place}")
     for name in ("digits", "timm:vit_tiny_patch16_224", "hf:nobody/nothing", "torchvision:CIFAR10"):
-        assert recorded(name, run) == found(name, run) == name
+        assert to_portable(name, run) == from_portable(name, run) == name
 
 
 def test_a_run_whose_data_lay_elsewhere_asks_for_it(

@@ -24,8 +24,8 @@ from famr.errors import CheckpointError, RequestError, StorageError
 from famr.runs.folder import add_to_run, atomic_file, atomic_folder
 from famr.runs.resume import ResumeState
 from famr.storage import staging
-from famr.storage.claims import claim, lock_file, release_all
 from famr.storage.digests import check_complete, folder_digests
+from famr.storage.locks import lock, lock_file, release_all
 from famr.storage.space import require_space
 from fault_table import fault, seen, told
 from small import QUICK, save_pictures, save_small
@@ -427,8 +427,8 @@ def test_a_folder_that_cannot_be_written_to(forget: Command, tmp_path: Path) -> 
 HOLDING = """
 import sys, time
 from pathlib import Path
-from famr.storage.claims import claim
-claim(Path(sys.argv[1]))
+from famr.storage.locks import lock
+lock(Path(sys.argv[1]))
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -452,8 +452,8 @@ def test_two_runs_on_one_output(forget: Command, tmp_path: Path) -> None:
 
 @fault(44)
 def test_a_claim_that_comes_to_nothing_leaves_nothing(tmp_path: Path) -> None:
-    claim(tmp_path / "a/b/run")
-    claim(tmp_path / "a/b/run")
+    lock(tmp_path / "a/b/run")
+    lock(tmp_path / "a/b/run")
     assert lock_file(tmp_path / "a/b/run").read_text(encoding="ascii") == f"{os.getpid()}\n"
     assert stat.S_IMODE(lock_file(tmp_path / "a/b/run").stat().st_mode) & 0o111 == 0
     release_all()
