@@ -40,9 +40,9 @@ def run_bench(bench: Bench, folder: Path, say: Say = print, ranks: Ranks = ALONE
 
     Several ranks share the work, each on its own device, and all of them in the one folder.
     """
-    with ranks.together():
+    with ranks.fail_together():
         if ranks.size > 1:
-            bench = replace(bench, device=str(ranks.place(bench.device)))
+            bench = replace(bench, device=str(ranks.device(bench.device)))
         splits = splits_of(bench)
         unserved = require_served(bench, splits)
         start = bench.start(bench.seeds[0])
@@ -56,12 +56,12 @@ def run_bench(bench: Bench, folder: Path, say: Say = print, ranks: Ranks = ALONE
     if ranks.size > 1:
         records.content["environment"] |= {"device": bench.place.type, "processes": ranks.size}
         ranks.agree(what_all_see(bench, records, start))
-    with ranks.together():
+    with ranks.fail_together():
         if ranks.first:
             records.write()
             for pair, reason in not_served.items():
                 say(f"not served: {pair}: {reason}")
-    with ranks.together():
+    with ranks.fail_together():
         records.require_written()
     with spread(ranks) as work:
         try:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from famr.engine.distributed import Ranks, from_words, in_words
-from famr.engine.launch import timeout
+from famr.engine.distributed import Ranks, error_from_json, error_to_json
+from famr.engine.launch import timeout_seconds
 from famr.errors import NumericsError
 
 BEAT = 0.1
@@ -97,7 +97,7 @@ class Spread:
         if self._lost is not None:
             raise self._lost
         if words := next((sign.words for sign in self._heard if sign.words is not None), None):
-            raise from_words(words)
+            raise error_from_json(words)
         if any(sign.ends for sign in self._heard):
             raise _gone("Another process of this run was stopped.", "between the processes")
 
@@ -108,13 +108,13 @@ class Spread:
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Tell the others of this rank, and listen to them, while the block runs."""
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout()))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds()))
         thread = threading.Thread(target=self._listen, args=(group, _clock_of_this_thread()), daemon=True)
         thread.start()
         try:
             yield
         except BaseException as error:
-            self._say(words=in_words(error, self.ranks.rank) if isinstance(error, Exception) else None)
+            self._say(words=error_to_json(error, self.ranks.rank) if isinstance(error, Exception) else None)
             raise
         finally:
             self._say(ends=True)
@@ -137,7 +137,7 @@ class Spread:
                 others = {rank: since for rank, (_, since) in enumerate(moved) if rank != self.ranks.rank}
                 if (still := _standing_still(others)) is not None:
                     self._lose(still)
-                    self._say(words=in_words(still, self.ranks.rank), ends=True)  # the next round tells all of it
+                    self._say(words=error_to_json(still, self.ranks.rank), ends=True)  # the next round tells all of it
         except Exception as error:
             self._lose(error)
 
@@ -172,7 +172,7 @@ def _last_moved(sign: Sign, before: tuple[float, float]) -> tuple[float, float]:
 
 def _standing_still(since: Mapping[int, float]) -> NumericsError | None:
     """What to say of the first rank that has not moved for too long."""
-    now, limit = time.monotonic(), timeout()
+    now, limit = time.monotonic(), timeout_seconds()
     for rank, moment in since.items():
         if now - moment > limit:
             return _gone(f"A process of this run has stood still for {limit:g} seconds.", f"rank {rank}")

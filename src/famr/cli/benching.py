@@ -91,7 +91,7 @@ def methods(
 ) -> None:
     """Methods × requests × seeds, each tuned on other requests, beside retrained models; goes on after a stop."""
     from famr.cli.bench_running import Subject, run_methods
-    from famr.engine.launch import joined
+    from famr.engine.launch import process_group
 
     subject = Subject(
         data_facts=opt.data_facts(data, data_root, label_column, split_seed, by_name=match_labels_by_name),
@@ -107,7 +107,7 @@ def methods(
         retry_failed=retry_failed,
         quiet=quiet or not speaks(),
     )
-    with joined(processes, device=device) as ranks:
+    with process_group(processes, device=device) as ranks:
         report = run_methods(
             subject,
             output,

@@ -125,7 +125,7 @@ def run_forget(
 
     Of several `ranks` only the first writes.
     """
-    with ranks.together():
+    with ranks.fail_together():
         if ranks.first:
             check_output(output_dir, overwrite, [model, weights, retrained, sketch, data_facts["spec"], style_target])
         original = load_model(model, weights=weights, arguments=arguments)
@@ -156,7 +156,7 @@ def run_forget(
         )
     scores = compare(original, result.model, reference, splits, device=str(engine.device), ranks=ranks)
     started_from = {"model": model, "weights": None if weights is None else str(weights), "arguments": dict(arguments)}
-    with ranks.together():
+    with ranks.fail_together():
         if ranks.first:
             facts = {**data_facts, "style_target": style_target}
             result.save(output_dir, scores=scores, original=started_from, data=facts, overwrite=overwrite)

@@ -220,7 +220,7 @@ def forget(
     """Make a model forget a class, samples, a concept or a style; write the new model and its metrics."""
     from famr.cli.commands import run_forget
     from famr.config import FAMR
-    from famr.engine.launch import joined
+    from famr.engine.launch import process_group
 
     if (data is None) == (forget_data is None):
         raise RequestError("Give either --data or --forget-data.", fix="--data digits --class 3")
@@ -258,7 +258,7 @@ def forget(
     start = (FAMR.paper() if paper else FAMR()).to_json()
     said = {name: value for name, value in given.items() if value is not None}
     method = FAMR.from_json({**start, **said, "beta": beta if style or style_layer else beta or 0.0})
-    with joined(processes, shard=shard, device=device) as ranks:
+    with process_group(processes, shard=shard, device=device) as ranks:
         scores, why = run_forget(
             model=model,
             weights=weights,

@@ -52,7 +52,7 @@ def compare(
                 fix="Compare models that were trained on the same classes.",
             )
     require_same_labels(unlearned, splits)
-    place = ranks.place(device or "auto")
+    place = ranks.device(device or "auto")
     scores = compare_predictions(
         None if original is None else predict_splits(splits, original, place, precision, ranks),
         predict_splits(splits, unlearned, place, precision, ranks),

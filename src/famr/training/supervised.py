@@ -18,7 +18,7 @@ from famr.data.augmentation import Augmentation, augment
 from famr.data.loaders import Batch, order, pixel_batches, resident
 from famr.data.request import Request
 from famr.engine.devices import Precision, autocast, deterministic, pick_device
-from famr.engine.finite import name_bad_images, require_finite
+from famr.engine.finite import name_bad_images, require_finite_steps
 from famr.errors import RequestError
 from famr.metrics.tables import in_percent
 from famr.models import Classifier
@@ -300,7 +300,7 @@ class _Run:
             losses, hits = torch.stack(values).unbind(dim=-1)
             mean_loss, accuracy = float(losses.mean()), float(hits.mean())
             seconds += time.perf_counter() - start
-            require_finite(list(losses), positions, self._model.module, epoch)
+            require_finite_steps(list(losses), positions, self._model.module, epoch)
             yield TrainingRow(epoch, self.steps.taken, mean_loss, accuracy, rate, seconds)
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:

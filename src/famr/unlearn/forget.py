@@ -69,7 +69,7 @@ def forget(
     monitor = monitor or Monitor()
     original = model if isinstance(model, Classifier) else Classifier(model)
     engine = engine or pick_engine(device, next(original.module.parameters()).device)
-    with engine.together():
+    with engine.fail_together():
         inputs = RunInputs.of(original, splits, forget, style_target, anchor_images, sketch)
         config, why = resolve(method or FAMR(), inputs.available(), engine)
         identity = _identity(original, inputs, config, seed, engine)

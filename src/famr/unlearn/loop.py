@@ -16,7 +16,7 @@ from torch import Tensor
 
 from famr.anchors import FunctionAnchor
 from famr.data.loaders import Batch
-from famr.engine.finite import require_finite
+from famr.engine.finite import require_finite_steps
 from famr.optim import OPTIMISERS
 from famr.optim.schedules import epoch_seed
 from famr.unlearn.problem import Problem
@@ -81,7 +81,7 @@ def minimise(
             taken += 1
             if on_step is not None:
                 on_step(Step(epoch, taken))
-        require_finite(losses, positions, session.model.module, epoch)  # synchronises the device
+        require_finite_steps(losses, positions, session.model.module, epoch)  # synchronises the device
         seconds += time.perf_counter() - begun
         weights = {f"weight.{index}": parameter for index, parameter in enumerate(session.parameters)}
         yield Epoch(epoch, taken, seconds, {**weights, **update.state()})
