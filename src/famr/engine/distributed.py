@@ -234,6 +234,7 @@ def as_float(scalar: Tensor) -> float:
     Args:
         scalar: The tensor.
     """
+    scalar = scalar.detach()
     full_tensor = getattr(scalar, "full_tensor", None)
     return float(scalar if full_tensor is None else full_tensor())
 
