@@ -1,8 +1,8 @@
 """CUDA graph replay without CUDA: a stand-in that records a step's kernels on the CPU and replays them.
 
 As in a CUDA graph, a recorded step runs no Python, its kernels read and write the memory that they were recorded with,
-and recording runs none of them. A step that reads anything else that changes (a Python number, a tensor that is replaced
-by another) gives another result than when it is called, which is what the tests that use this look for.
+and recording runs none of them. A step that reads anything else that changes (a Python number, a tensor that another
+one replaces) gives another result than when it is called, which is what the tests that use this look for.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from rank_worlds import (
     by_itself,
     close,
     command,
-    double_model,
     failing_command,
     forget_pairs,
     history_of,

@@ -21,7 +21,7 @@ from famr.engine.base import Engine
 from famr.engine.cuda import CudaEngine
 from famr.engine.ddp import DistributedEngine
 from famr.engine.distributed import Ranks
-from famr.engine.plain import PlainEngine, PlainSession
+from famr.engine.plain import PlainEngine
 from famr.engine.prefix import PrefixEngine
 from famr.losses.objective import Reduction
 from recorded_steps import CpuRecording, RecordedEngine, record_on_cpu
@@ -120,7 +120,9 @@ def largest_change(result: famr.Unlearned) -> float:
     return max(float((ours.cpu() - original).abs().max()) for ours, original in pairs)
 
 
-@pytest.mark.filterwarnings("ignore:The steps of this network run one by one")  # torch's Adam on a CPU is not recordable
+@pytest.mark.filterwarnings(
+    "ignore:The steps of this network run one by one"
+)  # torch's Adam on a CPU is not recordable
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_a_run_gives_the_history_and_the_weights_of_the_plain_engine(engine: Engine, name: str) -> None:
@@ -300,5 +302,3 @@ def test_a_closed_session_keeps_nothing(engine: Engine) -> None:
     assert not session._cached
     assert not session._graphed
     assert not session._buffers
-
-

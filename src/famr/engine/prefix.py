@@ -223,7 +223,7 @@ class PrefixSession(PlainSession):
 
     def _find_prefix(self, images: Images) -> Prefix | None:
         """The prefix, looked for on the first images that a pass is made over."""
-        if self._may_have_prefix and len(images):
+        if self._may_have_prefix:
             self._may_have_prefix = False
             rows = torch.arange(CHECKED_IMAGES) % len(images)
             batch = next(iter(self.image_batches(images.take(rows), CHECKED_IMAGES)(None)))
