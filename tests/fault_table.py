@@ -155,10 +155,9 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     36: (
-        "each batch is taken in parts, then each block is computed twice, with a warning and the same result; else 5",
+        "each batch is split into micro-batches, with one warning and the same result; else 5",
         (
-            "test_oom.py::test_a_run_that_runs_out_of_memory_takes_its_batches_in_parts_and_ends_the_same",
-            "test_oom.py::test_blocks_that_are_computed_twice_keep_less_and_give_the_same_gradient",
+            "test_oom.py::test_a_run_that_runs_out_of_memory_splits_its_batches_and_ends_the_same",
             "test_oom.py::test_where_one_image_is_too_much_the_error_says_so_and_the_network_is_as_it_was",
         ),
     ),

@@ -123,7 +123,7 @@ class FunctionAnchor(Anchor):
         """
         divergences: list[Tensor] = []
         for batch in self.batches():
-            divergences.append(self._divergence(batch))
+            divergences += self._session.in_parts(self._divergence, batch)
             if sum(map(len, divergences)) >= PENALTY_IMAGES:
                 break
         return torch.cat(divergences).mean()

@@ -83,7 +83,7 @@ def halve_on_oom(compute: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 
 
 class MicroBatches:
-    """The gradient of a batch in as many micro-batches as memory needs; their number never falls again.
+    """The gradient of a batch in as many micro-batches as memory needs; their number never falls, and there is one warning.
 
     Attributes:
         parts: Micro-batches of a batch.
@@ -91,7 +91,7 @@ class MicroBatches:
 
     def __init__(self) -> None:
         self.parts = 1
-        self._activations_on_host = False
+        self._activations_on_host = self._warned = False
 
     def gradient(
         self, loss: BatchLoss, batch: Batch, parameters: Sequence[nn.Parameter]
@@ -106,7 +106,6 @@ class MicroBatches:
         Raises:
             NumericsError: There is too little memory for a single image.
         """
-        before = self.parts, self._activations_on_host
         while True:
             try:
                 result = self._accumulate(loss, batch, parameters)
@@ -117,11 +116,11 @@ class MicroBatches:
                     raise
                 reason = str(error).splitlines()[0]
             self._use_less_memory(batch, reason)  # outside of `except`, which keeps the graph alive
-        if before != (self.parts, self._activations_on_host):
-            where = ", with activations in the host's memory" if self._activations_on_host else ""
+        if self.parts > 1 and not self._warned:
+            self._warned = True
             warnings.warn(
-                f"Memory ran out; each batch is split into {self.parts} micro-batches{where}. The result is the same, "
-                "it takes longer.",
+                f"Memory ran out; each batch is split into {self.parts} micro-batches, or more if it runs out again. "
+                "The result is the same, it takes longer.",
                 stacklevel=2,
             )
         return result
