@@ -160,7 +160,7 @@ def test_the_gradient_of_micro_batches_is_that_of_the_batch_with_one_warning(red
     parameters = list(model.module.parameters())
     loss = SquaredLogits(lambda part: model.logits(part.images), reduction)
     micro_batches = MicroBatches()
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="Memory ran out") as caught:
         value, gradient = micro_batches.gradient(loss, batch, parameters)
     assert len(caught) == 1
     assert f"split into {micro_batches.parts} micro-batches" in str(caught[0].message)
