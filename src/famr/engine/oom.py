@@ -83,7 +83,7 @@ def halve_on_oom(compute: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 
 
 class MicroBatches:
-    """The gradient of a batch in as many micro-batches as memory needs; their number never falls, and there is one warning.
+    """The gradient of a batch in as many micro-batches as memory needs; their number never falls.
 
     Attributes:
         parts: Micro-batches of a batch.
