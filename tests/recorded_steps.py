@@ -18,8 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from famr.engine import graphs
-from famr.engine.cuda import CudaEngine
-from famr.engine.prefix import PrefixEngine
 
 NOT_CAPTURABLE = "operation not permitted when stream is capturing"
 WAITS = ("_local_scalar_dense", "nonzero")
@@ -98,14 +96,9 @@ class CpuRecording:
         return self._result.clone()
 
 
-class RecordedEngine(CudaEngine):
-    """The CUDA engine on a CPU, with `record_on_cpu`."""
-
-    session = PrefixEngine.session
-
-
 def record_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let steps on a CPU be recorded by the stand-in."""
+    """Let `CudaEngine` work on a CPU, and let steps there be recorded by the stand-in."""
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     monkeypatch.setattr(CpuRecording, "made", 0)
     monkeypatch.setattr(graphs, "Recording", CpuRecording)
     monkeypatch.setattr(graphs, "can_record", lambda _device: True)

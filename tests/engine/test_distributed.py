@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ EXACT = 1e-9
 """For double precision: sums in another order."""
 ROUNDED = 1e-5
 """For single precision and a few plain steps."""
+
+
+@cache
+def one_process(name: str) -> famr.Unlearned:
+    return forget_pairs(name, PLAIN)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +97,7 @@ def record(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_two_processes_give_the_weights_of_one(met: Path, name: str) -> None:
-    expected = forget_pairs(name, PLAIN)
+    expected = one_process(name)
     for rank in range(2):
         torch.testing.assert_close(
             load_file(met / f"{name}.{rank}"), dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT
@@ -102,12 +108,12 @@ def test_two_processes_give_the_weights_of_one(met: Path, name: str) -> None:
 def test_both_processes_have_the_history_of_one(met: Path, name: str) -> None:
     first, second = (json.loads((met / f"{name}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
     assert first == second
-    assert close(first, history_of(forget_pairs(name, PLAIN)), EXACT)
+    assert close(first, history_of(one_process(name)), EXACT)
 
 
 @pytest.mark.parametrize("name", SHARDABLE)
 def test_sharded_weights_give_the_same(met: Path, name: str) -> None:
-    expected = forget_pairs(name, PLAIN)
+    expected = one_process(name)
     found = load_file(met / f"{name}, sharded.0")
     torch.testing.assert_close(found, dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT)
     history = json.loads((met / f"{name}, sharded.0.json").read_text(encoding="utf-8"))
@@ -192,7 +198,7 @@ def test_a_process_that_hangs_ends_the_other_at_the_timeout(place: Path) -> None
     assert_nothing_is_left(place)
 
 
-@pytest.mark.parametrize(("dies", "more"), [(0, []), (1, []), (0, ["--shard"])])
+@pytest.mark.parametrize(("dies", "more"), [(0, ["--shard"]), (1, [])])
 def test_both_processes_end_with_the_error_of_the_one_that_fails(place: Path, dies: int, more: list[str]) -> None:
     arguments = forget_command(place, "never", "--json", *more, epochs=9)
     ended = world(place / "log", failing_command, dies, "failed", arguments)
@@ -324,8 +330,7 @@ def test_the_rank_that_holds_the_store_may_be_gone() -> None:
     assert "Another process of this run ended" in str(launch._Listener(Gone()).error())
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["--help"], 0), (["forget", "--nothing"], 2)])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "arguments", "code"), [(1, ["--help"], 0), (2, ["forget", "--nothing"], 2)])
 def test_one_of_several_processes_ends_at_once_with_its_exit_code(size: int, arguments: list[str], code: int) -> None:
     """Threads of the group may abort an interpreter that ends step by step."""
     last = "import atexit; atexit.register(print, 'step by step'); from famr.cli.main import main; main()"

@@ -98,12 +98,17 @@ def test_the_stand_in_shows_a_step_that_reads_what_is_replaced_by_another_tensor
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_a_step_for_which_the_host_waits_is_called_with_one_warning_and_never_recorded() -> None:
+@pytest.mark.parametrize("warmup", [1, 2])
+def test_a_step_for_which_the_host_waits_is_called_with_one_warning_and_never_recorded(warmup: int) -> None:
     def waits(images: Tensor) -> Tensor:
         warnings.warn(SYNCHRONISES, stacklevel=1)
         return images.sum()
 
-    graphed = GraphedStep(waits, CPU)
+    graphed = GraphedStep(waits, CPU, warmup)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as a network that is compiled in its first steps may wait there
+        for _ in range(warmup - 1):
+            graphed([torch.ones(3)])
     with pytest.warns(UserWarning, match="run one by one.*the host waits for the device at .*test_graphs"):
         assert float(graphed([torch.ones(3)])) == 3
     with warnings.catch_warnings():

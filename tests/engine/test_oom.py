@@ -58,7 +58,9 @@ def allocated() -> int:
 def large_pieces_go_back_at_once() -> Iterator[None]:
     """Memory from a megabyte on comes from the system and returns to it, so that freed memory is not used again."""
     LIBC.mallopt(MMAP_THRESHOLD, 1 << 20)
+    gc.freeze()  # what is imported is not searched for garbage again and again
     yield
+    gc.unfreeze()
     LIBC.mallopt(MMAP_THRESHOLD, 32 << 20)  # the largest there is, and faster
 
 

@@ -141,12 +141,13 @@ class GraphedStep:
             if shapes in self._recordings:
                 return self._recordings[shapes].replay(inputs)
             inputs = [tensor.to(self._device) for tensor in inputs]
-            return self._step(*inputs) if self._calls[shapes] > 1 else self._first(inputs)
+            last = self._recordable and self._calls[shapes] == self._warmup
+            return self._last_warmup(inputs) if last else self._step(*inputs)
 
-    def _first(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Call the step and notice whether the host waits for the device in it.
+    def _last_warmup(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Call the step and notice whether the host waits for the device in it, as no recorded step can.
 
-        Such a step is never recorded: before version 2.12, torch cannot free its memory after a capture that failed.
+        Such a step is not even tried: before version 2.12, torch is left without random numbers by a failed capture.
         """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -160,7 +161,7 @@ class GraphedStep:
         for warning in caught:
             if warning not in waits and PROTOTYPE not in str(warning.message):
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        if waits and self._recordable:
+        if waits:
             self._give_up(f"the host waits for the device at {waits[0].filename}:{waits[0].lineno}")
         return result
 
