@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +105,17 @@ def command(rank: int, *commands: list[str]) -> None:
     """`famr …`; where there are two, the second is that of the second rank."""
     sys.argv = ["famr", *commands[min(rank, len(commands) - 1)]]
     main()
+
+
+def note_the_end(file: Path) -> None:
+    """Create a file when this process ends step by step, as an interpreter does by itself."""
+    Finalize(None, file.touch, exitpriority=0)
+
+
+def noted_command(rank: int, folder: Path, arguments: list[str]) -> None:
+    """`famr …`; each rank leaves the file `ended.RANK` unless it ends at once."""
+    note_the_end(folder / f"ended.{rank}")
+    command(rank, arguments)
 
 
 def failing_command(rank: int, fails: int, how: str, arguments: list[str]) -> None:

@@ -26,14 +26,18 @@ from rank_worlds import (
     METHODS,
     PLAIN,
     SHARDABLE,
+    START,
     Ended,
     by_itself,
     close,
     command,
+    double_model,
     failing_command,
     forget_pairs,
     history_of,
     many_checks,
+    note_the_end,
+    noted_command,
     predicted,
     world,
 )
@@ -52,7 +56,7 @@ def one_process(name: str) -> famr.Unlearned:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, pictures, and pictures of which one is another under the same name."""
+    """A folder with a model, pictures, and the same pictures but one, which has other pixels under the same name."""
     place = tmp_path_factory.mktemp("ranks")
     save_small(place / "original")
     save_pictures(place / "data")
@@ -62,11 +66,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def met(place: Path) -> Path:
-    """What two processes left behind that met once and did many things."""
-    ended = world(place / "met", many_checks, place / "met", f"folder:{place / 'data'}")
+def checks(place: Path) -> Path:
+    """The results of many checks in one group of two processes."""
+    ended = world(place / "checks", many_checks, place / "checks", f"folder:{place / 'data'}")
     assert [each.code for each in ended] == [0, 0], ended
-    return place / "met"
+    return place / "checks"
 
 
 def forget_command(place: Path, output: str, *more: str, data: str = "data", epochs: int = 2) -> list[str]:
@@ -91,44 +95,49 @@ def files(run: Path) -> list[str]:
 
 
 def record(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "unlearning/run.json").read_text(encoding="utf-8"))
-    return found
+    values: dict[str, Any] = json.loads((run / "unlearning/run.json").read_text(encoding="utf-8"))
+    return values
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_two_processes_give_the_weights_of_one(met: Path, name: str) -> None:
+def test_two_processes_give_the_weights_of_one(checks: Path, name: str) -> None:
     expected = one_process(name)
     for rank in range(2):
         torch.testing.assert_close(
-            load_file(met / f"{name}.{rank}"), dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT
+            load_file(checks / f"{name}.{rank}"), dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT
         )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_both_processes_have_the_history_of_one(met: Path, name: str) -> None:
-    first, second = (json.loads((met / f"{name}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
+def test_both_processes_have_the_history_of_one(checks: Path, name: str) -> None:
+    first, second = (json.loads((checks / f"{name}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
     assert first == second
     assert close(first, history_of(one_process(name)), EXACT)
 
 
 @pytest.mark.parametrize("name", SHARDABLE)
-def test_sharded_weights_give_the_same(met: Path, name: str) -> None:
+def test_sharded_weights_give_the_same(checks: Path, name: str) -> None:
     expected = one_process(name)
-    found = load_file(met / f"{name}, sharded.0")
-    torch.testing.assert_close(found, dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT)
-    history = json.loads((met / f"{name}, sharded.0.json").read_text(encoding="utf-8"))
+    weights = load_file(checks / f"{name}, sharded.0")
+    torch.testing.assert_close(weights, dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT)
+    history = json.loads((checks / f"{name}, sharded.0.json").read_text(encoding="utf-8"))
     assert close(history, history_of(expected), EXACT)
 
 
-def test_rows_are_gathered_in_the_order_of_the_images(place: Path, met: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sharded_weights_are_reset_to_the_originals(checks: Path, rank: int) -> None:
+    torch.testing.assert_close(load_file(checks / f"reset.{rank}"), dict(double_model().module.state_dict()))
+
+
+def test_rows_are_gathered_in_the_order_of_the_images(place: Path, checks: Path) -> None:
     expected = predicted(f"folder:{place / 'data'}")
     assert len(expected["logits"]) == 18
     for rank in range(2):
-        torch.testing.assert_close(load_file(met / f"features.{rank}"), expected)
+        torch.testing.assert_close(load_file(checks / f"features.{rank}"), expected)
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("case", "text"),
     [
         ("other images", "DataError: The processes of this run do not see the same: the forget images."),
         ("other order", "DataError: The processes of this run do not see the same: the seed."),
@@ -137,13 +146,15 @@ def test_rows_are_gathered_in_the_order_of_the_images(place: Path, met: Path) ->
         ("whole layers", "RequestError: The kfac anchor needs whole layers, and --shard divides them."),
     ],
 )
-def test_an_error_in_one_process_is_raised_in_both(met: Path, what: str, words: str) -> None:
-    said = [json.loads((met / f"errors.{rank}").read_text(encoding="utf-8"))[what] for rank in range(2)]
-    assert [each.splitlines()[0] for each in said] == [words, words]
+def test_an_error_in_one_process_is_raised_in_both(checks: Path, case: str, text: str) -> None:
+    errors = [json.loads((checks / f"errors.{rank}").read_text(encoding="utf-8"))[case] for rank in range(2)]
+    assert [error.splitlines()[0] for error in errors] == [text, text]
 
 
-def test_an_unexpected_error_reaches_the_other_process_with_its_rank(met: Path) -> None:
-    own, other = (json.loads((met / f"errors.{rank}").read_text(encoding="utf-8"))["one breaks"] for rank in range(2))
+def test_an_unexpected_error_reaches_the_other_process_with_its_rank(checks: Path) -> None:
+    own, other = (
+        json.loads((checks / f"errors.{rank}").read_text(encoding="utf-8"))["one breaks"] for rank in range(2)
+    )
     assert own == "by zero"
     assert other.splitlines() == ["FamrError: ZeroDivisionError: by zero", "  where: rank 0"]
 
@@ -169,7 +180,7 @@ def test_sharded_weights_are_written_whole(place: Path, alone: Path) -> None:
     torch.testing.assert_close(weights(parts), weights(alone), atol=ROUNDED, rtol=ROUNDED)
     assert files(parts) == files(alone)
     assert record(parts)["sharded"] is True
-    assert ended[1].out == ended[1].err == ""  # only the first speaks
+    assert ended[1].out == ended[1].err == ""  # only the first process prints
     famr.load_model(str(parts))
 
 
@@ -204,7 +215,7 @@ def test_both_processes_end_with_the_error_of_the_one_that_fails(place: Path, di
     ended = world(place / "log", failing_command, dies, "failed", arguments)
     assert [each.code for each in ended] == [3, 3]
     assert all("The image cannot be read." in each.err for each in ended)
-    assert f"rank {dies}: cats/3.png" in ended[1 - dies].err, "also where the one that fails keeps the store"
+    assert f"rank {dies}: cats/3.png" in ended[1 - dies].err, "also where the failing one holds the store"
     assert json.loads(ended[0].out)["error"]["exit_code"] == 3
     assert ended[1].out == ""
     assert_nothing_is_left(place)
@@ -222,10 +233,16 @@ def test_two_processes_resume_a_run_that_two_began(place: Path, alone: Path) -> 
     assert not (place / "stopped.unfinished").exists()
 
 
-def test_other_commands_run_in_one_process_only(place: Path) -> None:
-    ended: list[Ended] = world(place / "log", command, ["classes", str(place / "original")])
+def test_other_commands_run_in_one_process_only_and_all_end_at_once(place: Path) -> None:
+    """Threads of a process group may abort an interpreter that ends step by step."""
+    ended: list[Ended] = world(place / "log", noted_command, place, ["classes", str(place / "original")])
     assert [each.code for each in ended] == [2, 2]
     assert all("`famr classes` runs in one process" in each.err for each in ended)
+    assert not list(place.glob("ended.*"))
+    process = START.Process(target=note_the_end, args=(place / "ended.alone",))
+    process.start()
+    process.join(timeout=60)
+    assert (place / "ended.alone").exists()
 
 
 def assert_nothing_is_left(place: Path) -> None:
@@ -275,25 +292,23 @@ def test_a_rank_waits_for_all_to_end_but_not_for_ever(monkeypatch: pytest.Monkey
     early.join(launch.EXIT_TIMEOUT)
     assert not early.is_alive()
     monkeypatch.setattr(launch, "EXIT_TIMEOUT", 0.05)
-    launch._wait_for_all(
-        dist.HashStore(), launch.ENDED, 2
-    )  # the other never comes; one's own work is done all the same
+    launch._wait_for_all(dist.HashStore(), launch.ENDED, 2)  # the other rank never comes
 
 
 def test_a_failing_rank_ends_after_all_have_read_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, words = dist.HashStore(), error_to_json(DataError("Broken.", where="a.png"), 0)
-    fails = threading.Thread(target=launch._leave_error, args=(store, words, 2))
+    store, values = dist.HashStore(), error_to_json(DataError("Broken.", where="a.png"), 0)
+    fails = threading.Thread(target=launch._leave_error, args=(store, values, 2))
     fails.start()
     own = launch._Listener(store)
     fails.join(2 * launch.POLL_INTERVAL)
     assert fails.is_alive()
     other = launch._Listener(store)
     fails.join(launch.EXIT_TIMEOUT / 2)
-    assert not fails.is_alive(), "it does not wait in vain"
+    assert not fails.is_alive(), "all have read it"
     for each in (own, other):
-        assert str(each.error()) == str(error_from_json(words))
+        assert str(each.error()) == str(error_from_json(values))
     monkeypatch.setattr(launch, "EXIT_TIMEOUT", 0.05)
-    launch._leave_error(dist.HashStore(), words, 2)  # nobody is there to hear it
+    launch._leave_error(dist.HashStore(), values, 2)  # no other rank is there to read it
 
 
 def test_a_rank_that_finds_no_error_says_that_another_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,14 +323,14 @@ def test_the_group_is_destroyed_after_all_have_ended(monkeypatch: pytest.MonkeyP
     store = dist.HashStore()
     monkeypatch.setattr(launch, "launched_ranks", lambda: Ranks(0, 2, 0))
     monkeypatch.setattr(launch, "_connect", lambda _ranks, _device: store)
-    monkeypatch.setattr(launch, "_wait_for_all", lambda *given: done.append(given))
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
+    monkeypatch.setattr(launch, "_wait_for_all", lambda *arguments: done.append(arguments))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroyed"))
     threads = threading.active_count()
     with process_group(2):
         assert done == []
         assert threading.active_count() == threads + 1
-    assert done == [(store, launch.ENDED, 2), "left"]
-    assert threading.active_count() == threads, "nobody listens any more"
+    assert done == [(store, launch.ENDED, 2), "destroyed"]
+    assert threading.active_count() == threads, "the listener has stopped"
 
 
 def test_the_rank_that_holds_the_store_may_be_gone() -> None:
@@ -330,19 +345,16 @@ def test_the_rank_that_holds_the_store_may_be_gone() -> None:
     assert "Another process of this run ended" in str(launch._Listener(Gone()).error())
 
 
-@pytest.mark.parametrize(("size", "arguments", "code"), [(1, ["--help"], 0), (2, ["forget", "--nothing"], 2)])
-def test_one_of_several_processes_ends_at_once_with_its_exit_code(size: int, arguments: list[str], code: int) -> None:
-    """Threads of the group may abort an interpreter that ends step by step."""
-    last = "import atexit; atexit.register(print, 'step by step'); from famr.cli.main import main; main()"
-    environment = {**os.environ, "WORLD_SIZE": str(size), "RANK": "0", "LOCAL_RANK": "0"}
-    done = subprocess.run([sys.executable, "-c", last, *arguments], capture_output=True, text=True, env=environment)
-    assert done.returncode == code
-    assert ("step by step" in done.stdout) == (size == 1)
-    assert "famr" in (done.stderr if code else done.stdout)
-
-
-def test_output_before_an_end_at_once_is_not_lost() -> None:
-    program = "from famr.cli.ranked import parting\nwith parting(): print('words')"
-    environment = {**os.environ, "WORLD_SIZE": "2", "PYTHONUNBUFFERED": ""}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"words\n", b"")
+@pytest.mark.parametrize(("size", "printed"), [(1, "words\nstep by step\n"), (2, "words\n")])
+def test_a_process_that_ends_at_once_keeps_its_exit_code_and_all_it_printed(size: int, printed: str) -> None:
+    program = """
+import atexit
+from famr.cli.ranked import parting
+atexit.register(print, "step by step")
+with parting():
+    print("words")
+    raise SystemExit(3)
+"""
+    environment = {**os.environ, "WORLD_SIZE": str(size), "PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (3, printed, "")
