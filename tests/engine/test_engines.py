@@ -315,9 +315,9 @@ def test_a_closed_session_keeps_nothing(engine: Engine) -> None:
     session = next(run)
     assert session._cached
     assert session._graphed
-    assert session._buffers
+    assert session._inputs
     with pytest.raises(ZeroDivisionError):
         next(run)
     assert not session._cached
     assert not session._graphed
-    assert not session._buffers
+    assert not session._inputs

@@ -31,15 +31,15 @@ class CudaSession(PrefixSession):
         super().__init__(original, device, precision, step_size)
         self._step: Callable[[Batch], Tensor] | None = None
         self._graphed: dict[tuple[Shapes, ...], GraphedStep] = {}
-        self._buffers: dict[tuple[object, Shapes], Batch] = {}
+        self._inputs: dict[tuple[object, Shapes], Batch] = {}
         self._read: dict[object, Shapes] = {}
 
     def step_input(self, reader: object, batch: Batch) -> Batch:
         """See `Session.step_input`. There is one buffer, and one recording, for each shape that a reader has."""
         self._read[reader] = shapes = shapes_of(batch)
-        if (reader, shapes) not in self._buffers:
-            self._buffers[reader, shapes] = Batch(*(tensor.to(self.device, copy=True) for tensor in batch))
-        buffer = self._buffers[reader, shapes]
+        if (reader, shapes) not in self._inputs:
+            self._inputs[reader, shapes] = Batch(*(tensor.to(self.device, copy=True) for tensor in batch))
+        buffer = self._inputs[reader, shapes]
         for ours, given in zip(buffer, batch, strict=True):
             ours.copy_(given)
         return buffer
@@ -58,7 +58,7 @@ class CudaSession(PrefixSession):
         """Free the recordings, which refer to their session, and what they read."""
         self._step = None
         self._graphed.clear()
-        self._buffers.clear()
+        self._inputs.clear()
         self._read.clear()
         super().close()
 

@@ -78,13 +78,13 @@ class Recording:
 
     def __init__(self, step: Callable[..., Tensor], inputs: Sequence[Tensor], device: torch.device) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        self._buffers = [tensor.to(device, copy=True) for tensor in inputs]
+        self._inputs = [tensor.to(device, copy=True) for tensor in inputs]
         collecting = gc.isenabled()
         gc.disable()  # memory freed on the device in the middle of a capture would end it
         try:
             self._graph.capture_begin(capture_error_mode="relaxed")  # kernels may still have to be loaded
             try:
-                self._result = step(*self._buffers)
+                self._result = step(*self._inputs)
             finally:
                 self._graph.capture_end()
         finally:
@@ -100,7 +100,7 @@ class Recording:
         Returns:
             What the step returned, for these inputs.
         """
-        for buffer, tensor in zip(self._buffers, inputs, strict=True):
+        for buffer, tensor in zip(self._inputs, inputs, strict=True):
             buffer.copy_(tensor)
         self._graph.replay()
         return self._result.clone()
