@@ -52,10 +52,10 @@ def run_export(
     from famr.export.exporting import export
     from famr.export.programs import require_format
     from famr.models import load_model
-    from famr.provenance.statement import facts_of
+    from famr.provenance.statement import read_signable_run
 
     require_format(form)
-    facts, model = facts_of(run), load_model(str(run))
+    facts, model = read_signable_run(run), load_model(str(run))
     earlier = [EarlierRequest.from_json(values) for values in facts.record.get("earlier", [])]
     removed: list[str] = []
     if without_slot:
