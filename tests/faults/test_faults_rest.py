@@ -16,7 +16,7 @@ from conftest import Outcome
 from fake_desk import DAY, ask, begin
 from famr.cli import main as cli
 from famr.cli.guarding import guarded
-from famr.desk.records import all_requests, close
+from famr.desk.records import all_requests, close_request
 from famr.desk.scope import Scope
 from famr.desk.workspace import open_workspace
 from famr.provenance import ledger as books
@@ -71,12 +71,12 @@ def test_a_clock_that_goes_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @fault(49)
 def test_a_request_that_is_closed_before_it_came(tmp_path: Path) -> None:
-    hands = begin(tmp_path)
-    ask(tmp_path, hands, Scope(classes=("a",)))
-    ask(tmp_path, hands, Scope(classes=("b",)))
+    backend = begin(tmp_path)
+    ask(tmp_path, backend, Scope(classes=("a",)))
+    ask(tmp_path, backend, Scope(classes=("b",)))
     with open_workspace(tmp_path) as desk:
-        with desk.change() as rows:
-            close(rows, 1, "done", DAY.replace(year=DAY.year - 1), "")
+        with desk.transaction() as rows:
+            close_request(rows, 1, "done", DAY.replace(year=DAY.year - 1), "")
         with pytest.warns(UserWarning, match="R-0001 was closed on .*, before it was received .*: a clock was wrong"):
             found = all_requests(desk)
     assert [record.id for record in found] == ["R-0001", "R-0002"]
