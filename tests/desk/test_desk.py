@@ -98,14 +98,14 @@ def test_a_scope_is_classes_or_samples(given: dict[str, tuple[str, ...]]) -> Non
 def test_deadlines_end_with_the_month() -> None:
     ends = {(1, 31): (2, 28), (3, 31): (4, 30), (4, 30): (5, 30), (12, 31): (1, 31)}
     for (month, day), (next_month, last) in ends.items():
-        found = one_month_after(date(2026, month, day))
-        assert (found.month, found.day) == (next_month, last)
+        deadline = one_month_after(date(2026, month, day))
+        assert (deadline.month, deadline.day) == (next_month, last)
 
 
 # Searching the data
 
 
-def found_by(scope: Scope, backend: FakeBackend, before: Forgotten | None = None) -> dict[str, str | None]:
+def search(scope: Scope, backend: FakeBackend, before: Forgotten | None = None) -> dict[str, str | None]:
     samples = find_samples(scope, backend, before or Forgotten())
     return {sample.asked: sample.id if sample.state == "found" else sample.state for sample in samples}
 
@@ -115,8 +115,8 @@ def test_samples_are_found_by_id_path_position_and_hash(tmp_path: Path) -> None:
     digest = backend.fingerprints()[4].pixels
     scope = Scope(names=("a/0.png", "/elsewhere/b/1.png", "2", "99", "no.png", *HOSTILE), hashes=(digest, "f" * 64))
     expected: dict[str, str | None] = dict.fromkeys(("99", "no.png", *HOSTILE, "f" * 64), "not found")
-    found = {"a/0.png": "a/0.png", "/elsewhere/b/1.png": "b/1.png", "2": "c/2.png", digest: "b/4.png"}
-    assert found_by(scope, backend) == expected | found
+    hits = {"a/0.png": "a/0.png", "/elsewhere/b/1.png": "b/1.png", "2": "c/2.png", digest: "b/4.png"}
+    assert search(scope, backend) == expected | hits
 
 
 def test_a_path_that_fits_two_images_is_refused(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_path_that_fits_two_images_is_refused(tmp_path: Path) -> None:
     ids = ["x/1.png", "y/1.png", *backend.opened.train.ids[2:]]
     backend.opened = replace(backend.opened, train=replace(backend.opened.train, all_ids=ids))
     with pytest.raises(RequestError, match="fits 2"):
-        found_by(Scope(names=("1.png",)), backend)
+        search(Scope(names=("1.png",)), backend)
 
 
 def test_files_are_found_by_their_own_hash(tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ def test_images_no_larger_than_a_thumbnail_are_found_when_enlarged(digits: Data)
     images = [digits.train.decode(int(row)).convert("RGB") for row in digits.train.rows[:200]]
     known = [image_fingerprint(np.asarray(image)) for image in images]
     larger = [image_fingerprint(np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC))) for image in images]
-    found = matches(larger, known)
-    assert len(found) > 180
-    assert all(match.first == match.second for match in found)
+    pairs = matches(larger, known)
+    assert len(pairs) > 180
+    assert all(pair.first == pair.second for pair in pairs)
 
 
 def test_examples_are_found_exactly_and_nearly(digits: Data, tmp_path: Path) -> None:
@@ -209,14 +209,14 @@ def test_copies_of_forgotten_images_are_listed_and_included_only_when_asked(tmp_
         with open_workspace(folder) as desk:
             run_requests(desk, ["R-0001"], replace(OPTIONS, include_duplicates=include), backend, DAY)
             copies = duplicates_of(desk, 1)
-            asked = json.loads((desk.run_folder(1) / "unlearning/request.json").read_text(encoding="utf-8"))
+            request = json.loads((desk.run_folder(1) / "unlearning/request.json").read_text(encoding="utf-8"))
             described = json.loads((desk.run_folder(1) / "unlearning/requests.json").read_text(encoding="utf-8"))
-        assert [(each.retained, each.similarity is None, each.included) for each in copies] == [
+        assert [(copy.retained, copy.similarity is None, copy.included) for copy in copies] == [
             ("a/3.png", True, include),
             ("b/4.png", False, include),
         ]
-        assert set(asked["samples"]) == ({"a/0.png", "a/3.png", "b/4.png"} if include else {"a/0.png"})
-        assert [each["retained"] for each in described["duplicates"]] == ["a/3.png", "b/4.png"]
+        assert set(request["samples"]) == ({"a/0.png", "a/3.png", "b/4.png"} if include else {"a/0.png"})
+        assert [copy["retained"] for copy in described["duplicates"]] == ["a/3.png", "b/4.png"]
 
 
 # Carrying out
@@ -268,14 +268,17 @@ def test_open_requests_are_combined_into_one_run_a_kind(tmp_path: Path) -> None:
     outcome = carry_out(tmp_path, backend)
     assert outcome.jobs == (1, 2)
     with open_workspace(tmp_path) as desk:
-        asked = [
+        requests = [
             json.loads((desk.run_folder(number) / "unlearning/request.json").read_text(encoding="utf-8"))
             for number in (1, 2)
         ]
         parents = backend.counter.read_text().splitlines()
         assert {record.status for record in all_requests(desk)} == {"done"}
         assert parents == ["first-model", str(desk.run_folder(1))]
-    assert asked == [{"kind": "class", "classes": ["a", "c"]}, {"kind": "samples", "samples": ["b/1.png", "b/4.png"]}]
+    assert requests == [
+        {"kind": "class", "classes": ["a", "c"]},
+        {"kind": "samples", "samples": ["b/1.png", "b/4.png"]},
+    ]
 
 
 def test_what_was_forgotten_before_is_not_forgotten_again(tmp_path: Path) -> None:
@@ -288,7 +291,7 @@ def test_what_was_forgotten_before_is_not_forgotten_again(tmp_path: Path) -> Non
     assert outcome.nothing_to_do == ("R-0003", "R-0004")
     with open_workspace(tmp_path) as desk:
         notes = {record.id: (record.status, record.note) for record in all_requests(desk)}
-        states = {each.asked: each.state for each in samples_of(desk, 2)}
+        states = {sample.asked: sample.state for sample in samples_of(desk, 2)}
     assert notes["R-0003"] == ("nothing to do", "all of it was forgotten before")
     assert notes["R-0004"] == ("nothing to do", "nothing of it is in the data")
     assert states == {"a/0.png": "forgotten before", "b/1.png": "found"}

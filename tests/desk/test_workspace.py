@@ -35,7 +35,7 @@ def layout(file: Path) -> dict[str, Any]:
     """Columns (name, type, primary key), unique indexes and references of each table."""
     with sqlite3.connect(file) as connection:
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        found = {
+        tables = {
             name: (
                 [(row[1], row[2], row[5]) for row in connection.execute(f"PRAGMA table_info({name})")],
                 sorted((row[2], row[3]) for row in connection.execute(f"PRAGMA index_list({name})")),
@@ -46,7 +46,7 @@ def layout(file: Path) -> dict[str, Any]:
         }
         version = connection.execute("PRAGMA user_version").fetchone()
     connection.close()
-    return {**found, "version": version}
+    return {**tables, "version": version}
 
 
 def test_a_new_database_has_the_tables_and_columns_of_the_first_edition(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Forgotten:
 
 
 class SearchableData(Protocol):
-    """The training images of a workspace, and what they are found by."""
+    """The training images of a workspace, with their fingerprints and files."""
 
     def data(self) -> Data:
         """The training data, with the class names of the model."""

@@ -99,7 +99,7 @@ def submit_request(
     Args:
         workspace: An open workspace.
         scope: What the request covers.
-        samples: What was found of it.
+        samples: Results of the search for it.
         received: Date it was received.
         deadline: Date until which it must be carried out.
 
@@ -118,12 +118,12 @@ def submit_request(
 
 
 def write_samples(connection: Connection, request: int, samples: Sequence[Sample]) -> None:
-    """Store what was found of a request, in place of what was found before.
+    """Store the search results of a request, in place of earlier ones.
 
     Args:
         connection: A connection in a write transaction.
         request: Number of the request.
-        samples: What was found.
+        samples: The results.
     """
     connection.execute(delete(SAMPLES).where(SAMPLES.c.request == request))
     rows = [{"request": request, "position": position, **asdict(sample)} for position, sample in enumerate(samples)]
@@ -183,7 +183,7 @@ def read_request(workspace: Workspace, number: int) -> RequestRecord:
 
 
 def samples_of(workspace: Workspace, request: int) -> list[Sample]:
-    """What was found of a request.
+    """The search results of a request.
 
     Args:
         workspace: An open workspace.
@@ -234,13 +234,13 @@ def plan_job(
         workspace: An open workspace.
         parent: Number of the last finished job of the chain; None for the first.
         plan: See `Job.plan`.
-        samples: What was found of each request, by its number.
+        samples: Search results of each request, by its number.
         duplicates: Copies of what is forgotten, among the retained images.
     """
     with workspace.transaction() as connection:
         number = _insert_one(connection, JOBS, parent=parent, plan=json.dumps(plan), state="planned")
-        for request, found in samples.items():
-            write_samples(connection, request, found)
+        for request, results in samples.items():
+            write_samples(connection, request, results)
             connection.execute(insert(JOB_REQUESTS).values(job=number, request=request))
             _update_request(connection, request, status="running", note="")
         copies = [{"job": number, **asdict(copy), "included": int(copy.included)} for copy in duplicates]
@@ -340,7 +340,7 @@ def duplicates_of(workspace: Workspace, job: int) -> list[Duplicate]:
 
 
 def write_measurements(workspace: Workspace, job: int, measurements: Mapping[tuple[int, Moment], Measurement]) -> None:
-    """Store what was measured before and after a job, in place of what was stored before, and that it is checked.
+    """Store the measurements before and after a job, in place of earlier ones, and set its state to checked.
 
     Args:
         workspace: An open workspace.

@@ -68,7 +68,7 @@ class DeskBackend(SearchableData, Protocol):
 
         Args:
             model: The model, as for `load_model`.
-            samples: What was found of each request, by its number.
+            samples: Search results of each request, by its number.
 
         Returns:
             Measurements by number of the request.
@@ -174,15 +174,15 @@ class _Runner:
     on_step: Callable[[str], None]
 
     def search(self, records: Sequence[RequestRecord]) -> tuple[dict[int, Sequence[Sample]], list[RequestRecord]]:
-        """Samples of the requests of which something is found, by number; and the others, which are closed here."""
+        """Search results by number of the request; requests with nothing to forget are closed and returned apart."""
         before = forgotten_so_far(self.workspace)
         samples: dict[int, Sequence[Sample]] = {}
         idle = []
         for record in records:
-            found = find_samples(record.scope, self.backend, before)
-            states = {sample.state for sample in found}
+            results = find_samples(record.scope, self.backend, before)
+            states = {sample.state for sample in results}
             if "found" in states:
-                samples[record.number] = found
+                samples[record.number] = results
                 continue
             note = "all of it was forgotten before" if "forgotten before" in states else "nothing of it is in the data"
             with self.workspace.transaction() as connection:
@@ -201,7 +201,7 @@ class _Runner:
                 fix="Train a model without the requested data and begin a new workspace with it; "
                 "or give --beyond-budget.",
             )
-        found = [sample for some in samples.values() for sample in some if sample.state == "found"]
+        found = [sample for results in samples.values() for sample in results if sample.state == "found"]
         classes = dict.fromkeys(sample.asked for sample in found if sample.id is None)
         ids = dict.fromkeys(sample.id for sample in found if sample.id is not None)
         request = Request(classes=list(classes), samples=list(ids))

@@ -60,7 +60,7 @@ SAMPLES = Table(
     _one_of("state", "found", "not found", "forgotten before"),
     sqlite_strict=True,
 )
-"""What each request names and what was found of it."""
+"""What each request names, and the result of the search for it."""
 
 JOBS = Table(
     "jobs",

@@ -1,6 +1,6 @@
 """The workspace: a folder with the database of the desk and the runs that carry out its requests.
 
-    desk.sqlite     requests, what was found of them, jobs, and what was measured after each
+    desk.sqlite     requests, their samples, jobs, and the measurements of each job
     runs/run-0001   a run folder for each job that was carried out
 
 Every change is a transaction; a process that dies leaves the last one. The records name samples of persons: keep the
@@ -171,7 +171,7 @@ def create_workspace(folder: Path, settings: Settings) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError("The workspace cannot be made.", where=str(folder), fix="Name another folder.") from error
+        raise StorageError("The workspace cannot be created.", where=str(folder), fix="Name another folder.") from error
     with open_database(folder / FILE) as engine, write_transaction(engine) as connection:
         if (stored := read_format(connection)) != 0:
             _require_format(stored, folder / FILE)
