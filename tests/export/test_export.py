@@ -245,7 +245,7 @@ def test_without_its_packages_onnx_is_refused_and_names_the_extra(
     monkeypatch.setitem(sys.modules, missing, None)
     outcome = run("export", unlearned_run, "--format", "onnx")
     assert outcome.code == 2
-    assert f"needs {missing}, which is not installed" in outcome.err
+    assert missing in outcome.err
     assert "pip install 'famr[onnx]'" in outcome.err
 
 
