@@ -62,6 +62,7 @@ TRIAL_NETWORK = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "
 Start = Callable[[int], famr.Classifier]
 Wanted = tuple[str, str]
 """A kind of request, and a method."""
+UNWATCHED = famr.Monitor(track_retain=False)
 
 
 def main() -> None:
@@ -159,7 +160,7 @@ def one_audit(
 ) -> dict[str, Any]:
     """Forget and audit; the gates, what is stated, what each part cost, and what the figures are drawn from."""
     begin = time.perf_counter()
-    result = famr.forget(original, splits, METHODS[method], seed=0, track_retain=False)
+    result = famr.forget(original, splits, METHODS[method], seed=0, monitor=UNWATCHED)
     forgotten = time.perf_counter()
     found = audit(result.model, splits, original=original, retrained=references, shadows=shadows)
     seconds = {"forgetting": forgotten - begin, "audit": time.perf_counter() - forgotten, **found.costs}
@@ -297,13 +298,13 @@ class Shadows:
 def forgotten(model: famr.Classifier, splits: Splits, method: famr.FAMR, seed: int) -> tuple[famr.Classifier, float]:
     """The shadow after it unlearned, and the budget within which it did."""
     try:
-        return famr.forget(model, splits, method, seed=seed, track_retain=False).model, method.budget
+        return famr.forget(model, splits, method, seed=seed, monitor=UNWATCHED).model, method.budget
     except GateError as refused:
         if method.strength != "auto":  # no strength is sought, so no budget helps
             raise
         log(f"a budget of {WIDER:g} instead: {refused.what}")
         wider = replace(method, budget=WIDER)
-        return famr.forget(model, splits, wider, seed=seed, track_retain=False).model, WIDER
+        return famr.forget(model, splits, wider, seed=seed, monitor=UNWATCHED).model, WIDER
 
 
 def retrained(start: Start, images: Images, training: famr.Training, seed: int, folder: Path) -> famr.Classifier:

@@ -115,7 +115,8 @@ class Case:
         """Forget with a method and compare: the cell as plain values. With a sketch the method sees nothing else."""
         seen = self.seen if sketch is None else famr.forget_only(self.seen.forget)
         start = time.perf_counter()
-        result = famr.forget(self.original, seen, method, sketch=sketch, seed=seed, track_retain=track)
+        monitor = famr.Monitor(track_retain=track)
+        result = famr.forget(self.original, seen, method, sketch=sketch, seed=seed, monitor=monitor)
         whole = time.perf_counter() - start
         unlearned = predict_splits(self.splits, result.model, self.device)
         scores = compare_predictions(self.said, unlearned, self.retrained.answers, self.splits)

@@ -42,7 +42,7 @@ def main() -> None:
     log(f"retrained without {request.describe()}: {retrained.seconds:.1f} s")
     for name, method in METHODS.items():
         begin = time.perf_counter()
-        result = famr.forget(original, splits, method, seed=arguments.seed, track_retain=False)
+        result = famr.forget(original, splits, method, seed=arguments.seed, monitor=famr.Monitor(track_retain=False))
         forgotten = time.perf_counter()
         certificate = famr.certify(
             result, splits, retrained=retrained.model, lanczos_steps=arguments.lanczos_steps, on_part=log

@@ -12,13 +12,12 @@ settings are chosen there.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import famr
 from benchmarks.cells import Case, Results, drawn_classes, log, one_in_five, train_original, usual_arguments, vit_tiny
 from benchmarks.paper_cifar100 import CLASS_SEED, TRAINING
 from benchmarks.references import Reference, reference
-from famr.config import Metric
 from famr.metrics.retraining import js_divergence
 
 TUNING_SEED = 7
@@ -55,7 +54,7 @@ PENALISED = replace(  # Eq. (1) with a better target and Adam: the anchor is a p
     precision=None,
     function_images=20,
 )
-STRENGTHS: dict[Metric | Literal["function"], tuple[float, ...]] = {
+STRENGTHS: dict[str, tuple[float, ...]] = {
     "l2": (0.1, 10, 100, 1000),
     "fisher": (1e3, 1e4, 1e5, 1e6),
     "kfac": (10, 1e3, 1e4, 1e5),
@@ -63,7 +62,7 @@ STRENGTHS: dict[Metric | Literal["function"], tuple[float, ...]] = {
 }
 
 
-def held_by(anchor: Metric | Literal["function"], strength: float) -> famr.FAMR:
+def held_by(anchor: str, strength: float) -> famr.FAMR:
     """The penalised method with one anchor and nothing else."""
     if anchor == "function":
         return replace(PENALISED, strength=0.0, function_strength=strength)

@@ -30,6 +30,7 @@ from famr.metrics.predictions import Predictions
 from famr.metrics.retraining import average_gap
 
 SAMPLE_SHARE = 10
+UNWATCHED = famr.Monitor(track_retain=False)
 
 
 def main() -> None:
@@ -90,7 +91,7 @@ def samples(
     """Random training images; the measures of Avg. Gap for the original, the unlearned and the retrained model."""
     case = Case.with_test_apart(original, retrained, famr.split(data, request), shown)
     begin = time.perf_counter()
-    result = famr.forget(original, case.seen, famr.FAMR(epochs=passes), seed=seed, track_retain=False)
+    result = famr.forget(original, case.seen, famr.FAMR(epochs=passes), seed=seed, monitor=UNWATCHED)
     whole = time.perf_counter() - begin
     assert case.splits.retain is not None
     assert retrained.retain is not None
@@ -147,7 +148,7 @@ def sequence(
         assert splits.test is not None
         ids = set(shown.ids)
         held_out = splits.test.where(torch.tensor([id_ in ids for id_ in splits.test.ids]))
-        result = famr.forget(model, replace(splits, test=held_out), seed=seed, track_retain=False)
+        result = famr.forget(model, replace(splits, test=held_out), seed=seed, monitor=UNWATCHED)
         model = result.model
         earlier.append(EarlierRequest(result.request, (name,), result.drift))
         steps.append({"class": name, "drift": result.drift, "seconds": result.seconds, "trials": len(result.trials)})

@@ -25,7 +25,6 @@ from benchmarks.certificate_tables import (
 from benchmarks.fault_tables import fuzz_page, kills_page, soak_page
 from benchmarks.frontier_figure import draw_frontier
 from benchmarks.overview import bench_page, overview
-from benchmarks.speed_tables import attention_page, draw_if_any, end_to_end_page, speed_markdown
 from famr.bench import paper_figures
 from famr.data.request import Request
 from famr.metrics.tables import COLUMNS, in_percent
@@ -43,9 +42,6 @@ OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "kills": kills_page,
     "soak": soak_page,
     "fuzz": fuzz_page,
-    "speed": speed_markdown,
-    "end_to_end": end_to_end_page,
-    "attention": attention_page,
 }
 FIGURES = {
     "audit-cifar100-vit_tiny": draw_audit,
@@ -72,8 +68,6 @@ def main() -> None:
         if content["benchmark"] == "paper tables":
             for number in paper_figures.FIGURES:
                 paper_figures.draw_figure(content, number, file.with_name(f"{file.stem}-figure-{number}.png"))
-        if content["benchmark"] == "speed":
-            draw_if_any(content, file.with_suffix(".png"))
     for stem, draw in FIGURES.items():
         if (file := RESULTS / f"{stem}.json").is_file():
             draw(json.loads(file.read_text(encoding="utf-8")), file.with_suffix(".png"))

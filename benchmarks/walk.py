@@ -81,7 +81,8 @@ def step_walk(model: Path) -> dict[str, Any]:
 
     splits = famr.split(famr.open_data("digits"), famr.Request(classes=["3"]))
     method = famr.FAMR(strength=1.0, batch_size=16, epochs=2)
-    walk.followed(lambda: famr.forget(famr.load_model(str(model)), splits, method, device="cpu", on_event=on_event))
+    monitor = famr.Monitor(on_event=on_event)
+    walk.followed(lambda: famr.forget(famr.load_model(str(model)), splits, method, device="cpu", monitor=monitor))
     inside = steps[2:9]  # of the first epoch, past its beginning
     return {
         "switches": statistics.median(map(switches, inside)),

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from famr.evaluation.evaluate import compare, evaluate
     from famr.models import Classifier, load_model, new_model
     from famr.training import Training, fit
-    from famr.unlearn.forget import Unlearned, forget
+    from famr.unlearn.forget import forget
+    from famr.unlearn.history import Monitor
+    from famr.unlearn.result import Unlearned
     from famr.unlearn.sketch import Sketch, take_sketch
 
 _HOME = {
@@ -41,7 +43,8 @@ _HOME = {
     "Sketch": "unlearn.sketch",
     "Splits": "data.splits",
     "Training": "training",
-    "Unlearned": "unlearn.forget",
+    "Monitor": "unlearn.history",
+    "Unlearned": "unlearn.result",
     "certify": "certificates.certify",
     "compare": "evaluation.evaluate",
     "evaluate": "evaluation.evaluate",
@@ -59,6 +62,7 @@ __all__ = [
     "FAMR",
     "Classifier",
     "FamrError",
+    "Monitor",
     "Preprocessing",
     "Request",
     "Sketch",

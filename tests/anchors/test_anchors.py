@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from famr.anchors.choose import starting_weights
 from torch import Tensor, nn
 
 import famr
 from conftest import alg1
 from famr.anchors import FisherAnchor, FunctionAnchor, KFACAnchor, L2Anchor, choose, kfac
-from famr.anchors.choose import starting_weights
 from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import kfac_factors
 from famr.data import Data

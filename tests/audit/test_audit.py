@@ -29,7 +29,7 @@ def references(retrained_runs: list[Trained]) -> list[famr.Classifier]:
 
 @pytest.fixture(scope="module")
 def uniform(original: famr.Classifier, without_three: famr.Splits) -> famr.Classifier:
-    return famr.forget(original, without_three, alg1(), device="cpu", track_retain=False).model
+    return famr.forget(original, without_three, alg1(), device="cpu", monitor=famr.Monitor(track_retain=False)).model
 
 
 @pytest.fixture(scope="module")

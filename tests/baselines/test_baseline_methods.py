@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from famr.targets.distributions import masked_target
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -50,7 +51,6 @@ from famr.baselines.work import Shelf, Work
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
 from famr.metrics.predictions import Predictions
-from famr.targets.distributions import masked_target
 
 
 @pytest.fixture(scope="module")
@@ -508,7 +508,9 @@ def test_sisa_gives_what_the_ensemble_itself_gives(
 
 def test_ours_is_famr_forget(simple: famr.Classifier, without_three: famr.Splits) -> None:
     method = replace(famr.FAMR.paper(), epochs=2)
-    expected = famr.forget(simple, without_three, method, seed=4, device="cpu", track_retain=False)
+    expected = famr.forget(
+        simple, without_three, method, seed=4, device="cpu", monitor=famr.Monitor(track_retain=False)
+    )
     outcome = Ours(method).unlearn(simple, without_three, seed=4, device="cpu")
     assert outcome.model.digest() == expected.model.digest()
     assert outcome.image_passes == 3 * 146

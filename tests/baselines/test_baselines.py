@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from famr.engine.lean import one_pass
 from torch import Tensor
+from traced import Traced
 
 import famr
 from alternative_cases import NAMES, TRAINING, LookedError, Peek, cases, start, stepping, unseen
@@ -38,11 +40,9 @@ from famr.baselines.work import Work
 from famr.data import Data, Images
 from famr.data.loaders import shelved
 from famr.engine.inference import predict_splits
-from famr.engine.lean import one_pass
 from famr.errors import NumericsError, RequestError
 from famr.evaluation.evaluate import compare_predictions
 from famr.metrics.scores import ModelScores
-from traced import Traced
 
 CPU = torch.device("cpu")
 TRAINS_NORMALISATION = {"retrain", "fine-tune", "ℓ₁-sparse"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from famr.unlearn.forget_loss import ForgetLoss, Passes
 from torch import Tensor, nn
 
 import famr
@@ -26,7 +27,6 @@ from famr.data import Data
 from famr.data.loaders import Batches, loader_batches
 from famr.errors import CheckpointError, GateError, RequestError
 from famr.losses.objective import uniform_target
-from famr.unlearn.forget_loss import ForgetLoss, Passes
 
 CPU = torch.device("cpu")
 Linear = tuple[nn.Module, Tensor]
@@ -281,7 +281,9 @@ def test_eq_10_with_the_measured_constant_holds_between_two_networks() -> None:
 
 @pytest.fixture(scope="module")
 def certified(original: famr.Classifier, without_three: famr.Splits) -> tuple[famr.Unlearned, Certificate]:
-    result = famr.forget(original, without_three, alg1(epochs=2), device="cpu", track_retain=False)
+    result = famr.forget(
+        original, without_three, alg1(epochs=2), device="cpu", monitor=famr.Monitor(track_retain=False)
+    )
     return result, certify(result, without_three, device="cpu", lanczos_steps=5, retained_images=20)
 
 
@@ -324,7 +326,7 @@ def test_a_certificate_survives_json_and_notices_changes(certified: tuple[famr.U
 
 def test_the_default_method_is_certified_too(original: famr.Classifier, without_three: famr.Splits) -> None:
     method = famr.FAMR(strength=100.0, epochs=2, function_images=2)
-    result = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     certificate = certify(result, without_three, device="cpu", lanczos_steps=4, retained_images=20)
     assert certificate["target_gap"].holds
     assert certificate["contraction"].not_available is not None
@@ -333,7 +335,7 @@ def test_the_default_method_is_certified_too(original: famr.Classifier, without_
 
 def test_weights_that_the_run_did_not_edit_are_refused(original: famr.Classifier, without_three: famr.Splits) -> None:
     method = famr.FAMR(strength=100.0, epochs=1, function_strength=0.0, anchor="l2")
-    result = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     with torch.no_grad():
         next(result.model.module.parameters()).add_(1.0)  # an early layer
     with pytest.raises(RequestError, match="did not edit"):
@@ -399,7 +401,7 @@ def test_a_sketch_gives_an_influence_step_too(original: famr.Classifier, digits:
     sketch = famr.take_sketch(original, digits, images=60, device="cpu")
     alone = famr.forget_only(digits.train.where(digits.train.targets == 3), digits.labels)
     method = famr.FAMR(strength=1.0, epochs=1)
-    result = famr.forget(original, alone, method, sketch=sketch, device="cpu", track_retain=False)
+    result = famr.forget(original, alone, method, sketch=sketch, device="cpu", monitor=famr.Monitor(track_retain=False))
     certificate = certify(result, alone, sketch=sketch, device="cpu", lanczos_steps=2)
     claim = certificate["influence_step"]
     assert claim.value is not None

@@ -128,7 +128,7 @@ def test_drift_stays_within_the_bound_of_proposition_1(
             "epochs": 3,
         }
     )
-    result = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     for row in result.history[1:]:
         assert row.loss_total <= result.history[0].loss_total
         bound = (2 * (result.history[0].loss_forget - row.loss_forget) / strength) ** 0.5
@@ -139,6 +139,6 @@ def test_drift_stays_within_the_bound_of_proposition_1(
 
 def test_the_bound_is_withheld_where_its_premise_fails(original: famr.Classifier, without_three: famr.Splits) -> None:
     wild = alg1(learning_rate=0.05, strength=1e3, epochs=1, batch_size=146)
-    result = famr.forget(original, without_three, wild, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, wild, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert result.history[-1].loss_total > result.history[0].loss_total
     assert result.drift_bound is None

@@ -9,15 +9,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import Outcome
-from famr.bench import speed_ceiling
-from famr.cli import speed_running
 from famr.storage.digests import check_complete, file_digest, folder_digests
 from small import ARCHITECTURE, AS_OPTIONS, QUICK, save_pictures
 
@@ -26,12 +22,10 @@ DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 import torch
-from famr.bench import speed_ceiling
 from famr.cli.main import main
 from famr.runs.resume import ResumeState
 
 torch.set_num_threads(1)
-speed_ceiling.SIDES = {"cpu": (64, 128)}
 ResumeState.due = lambda self: True
 rename = Path.replace
 
@@ -173,31 +167,3 @@ def test_a_bench_holds_the_cells_of_one_go(place: Path) -> None:
     (weights,) = (place / "bench/originals").iterdir()
     assert file_digest(weights) == file_digest(place / "cut-bench/originals" / weights.name)
     assert litter(place / "cut-bench") == []
-
-
-def test_a_speed_bench_keeps_the_networks_that_are_done(
-    tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped after its stages, before its page; nothing is measured again, and nothing else is taken for it."""
-
-    def speed(*more: object) -> Outcome:
-        small = ["--images", 6, "--epochs", 1, "--batch", 6, "--repeats", 1, "--device", "cpu", "--quiet"]
-        network = ["--model", ARCHITECTURE, *AS_OPTIONS, "--stages", "ceiling,loops"]
-        return run("bench", "speed", *network, *small, "-o", tmp_path / "speed.json", *more)
-
-    def stopped(*_: object) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(speed_ceiling, "SIDES", {"cpu": (64, 128)})
-    with monkeypatch.context() as patch:
-        patch.setattr(speed_running, "speed_page", stopped)
-        assert speed().code == 130
-    begun = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))
-    assert [each["stage"] for each in begun["stages"]] == ["ceiling", "loops"]
-    assert speed().code == 2
-    other = speed("--resume", "--seed", 1)
-    assert other.code == 2
-    assert "another bench: it differs in settings" in other.err
-    assert speed("--resume").code == 0
-    assert json.loads((tmp_path / "speed.json").read_text(encoding="utf-8")) == begun  # its seconds, too
-    assert (tmp_path / "speed.md").is_file()

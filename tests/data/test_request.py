@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from famr.unlearn.setting import what_is_at_hand
 from PIL import Image
 
 from famr.data import Data, Images
@@ -12,7 +13,6 @@ from famr.data.images import UNLABELLED
 from famr.data.request import Request, read_samples
 from famr.data.splits import Splits, forget_only, some_of_each_class, split
 from famr.errors import RequestError
-from famr.unlearn.setting import what_is_at_hand
 
 LABELS = ("Cat", "dog", "owl", "oak tree", "pine tree", "rose")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from famr.engine.bf16 import halved
+from famr.engine.lean import LeanBackward
 from torch import Tensor, nn
 
 import famr
 from famr.data.splits import Splits
-from famr.engine.bf16 import halved
-from famr.engine.lean import LeanBackward
 from famr.engine.oom import Scarce, halve_on_oom, part_size, recomputed
 from famr.errors import NumericsError
 from famr.models.layers import blocks
@@ -92,8 +92,8 @@ def test_a_run_that_runs_out_of_memory_takes_its_batches_in_parts_and_ends_the_s
     model, splits = wide
     method = famr.FAMR.from_json({**METHOD.to_json(), "function_strength": function_strength, "function_images": 20})
     with memory_for(70 << 20), pytest.warns(UserWarning, match=r"Memory ran out; each batch is taken in \d+ parts"):
-        scarce = famr.forget(model, splits, method, device="cpu", track_retain=False)
-    whole = famr.forget(model, splits, method, device="cpu", track_retain=False)
+        scarce = famr.forget(model, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
+    whole = famr.forget(model, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     for one, other in zip(scarce.module.parameters(), whole.module.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     assert scarce.history[-1].loss_forget == pytest.approx(whole.history[-1].loss_forget, rel=1e-4)
@@ -152,7 +152,13 @@ def test_every_step_says_when_it_begins_to_move_the_weights(
 
     monkeypatch.setattr(Scarce, "about_to_move", about_to_move)
     changed = {"optimiser": optimiser, "strength": 1.0, "edited_share": 1.0, "fisher_images": 16}
-    famr.forget(model, splits, famr.FAMR.from_json({**METHOD.to_json(), **changed}), device="cpu", track_retain=False)
+    famr.forget(
+        model,
+        splits,
+        famr.FAMR.from_json({**METHOD.to_json(), **changed}),
+        device="cpu",
+        monitor=famr.Monitor(track_retain=False),
+    )
     assert kept
     for parameter, before in zip(model.module.parameters(), kept[0], strict=True):
         assert torch.equal(parameter, before)

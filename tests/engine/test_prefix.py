@@ -12,6 +12,9 @@ import pytest
 import timm
 import torch
 import torchvision
+from famr.engine.unread import Unread
+from famr.targets.distributions import matching_temperature, without
+from famr.unlearn.forget_loss import ForgetLoss, HeldOut, Passes
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -22,15 +25,12 @@ from famr.data.splits import some_of_each_class
 from famr.engine import prefix as front
 from famr.engine.inference import predict
 from famr.engine.prefix import Front, fits, frozen_front
-from famr.engine.unread import Unread
 from famr.errors import DataError
 from famr.metrics.forgetting import correct
 from famr.models.classifier import logits_of
 from famr.models.layers import late_parameters, train_only
-from famr.targets.distributions import matching_temperature, without
 from famr.unlearn import forget as unlearning
 from famr.unlearn import setting, watch
-from famr.unlearn.forget_loss import ForgetLoss, HeldOut, Passes
 
 HERE = torch.device("cpu")
 SOME = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -217,7 +217,12 @@ def test_forgetting_ends_with_the_same_weights_and_walks_the_front_once(
     for epochs in (2, 4):
         seen.clear()
         result = famr.forget(
-            knows_digits, splits, replace(method, epochs=epochs), seed=1, device="cpu", track_retain=False
+            knows_digits,
+            splits,
+            replace(method, epochs=epochs),
+            seed=1,
+            device="cpu",
+            monitor=famr.Monitor(track_retain=False),
         )
         walks[epochs] = sum(seen)
         ends.append(result)
@@ -227,7 +232,9 @@ def test_forgetting_ends_with_the_same_weights_and_walks_the_front_once(
     assert walks[4] - walks[2] <= steps_and_looks + held + 2 * 256 * edited
     monkeypatch.setattr(unlearning, "front_of", lambda *_: None)
     seen.clear()
-    plain = famr.forget(knows_digits, splits, replace(method, epochs=4), seed=1, device="cpu", track_retain=False)
+    plain = famr.forget(
+        knows_digits, splits, replace(method, epochs=4), seed=1, device="cpu", monitor=famr.Monitor(track_retain=False)
+    )
     assert sum(seen) > 1.3 * walks[4]
     for ours, theirs in zip(ends[1].module.parameters(), plain.module.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -251,7 +258,9 @@ def test_whatever_a_run_asks_every_image_walks_the_front_once(
         return said
 
     monkeypatch.setattr(type(first), "forward", counted)
-    result = famr.forget(knows_digits, splits, famr.FAMR(strength=strength, epochs=3), device="cpu", gates=True)
+    result = famr.forget(
+        knows_digits, splits, famr.FAMR(strength=strength, epochs=3), device="cpu", monitor=famr.Monitor(gates=True)
+    )
     attempts = max(1, len(result.trials))
     held, watched, tried = 9 * 20, 9 * (500 // 9), 4
     once = len(splits.forget) + held + watched + len(splits.test)
@@ -318,7 +327,7 @@ def test_images_are_read_before_the_walk_is_timed(
     monkeypatch.setattr(front.time, "perf_counter", lambda: now[0])
     splits = famr.split(digits, famr.Request(classes=["3"]))
     method = famr.FAMR(strength=1.0, epochs=1)
-    result = famr.forget(knows_digits, splits, method, device="cpu", track_retain=False)
+    result = famr.forget(knows_digits, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert now[0] == 2000  # those to forget, and those that are held
     assert result.history[0].seconds == 0
 
@@ -353,7 +362,13 @@ def test_waiting_for_kernels_is_counted_with_the_steps(
     monkeypatch.setattr(unlearning, "waited", lambda: next(ever))
     monkeypatch.setattr(unlearning, "looking", lambda *_: lambda *_: Unread(seconds=0.25))
     splits = famr.split(digits, famr.Request(classes=["3"]))
-    result = famr.forget(knows_digits, splits, replace(famr.FAMR.paper(), epochs=1), device="cpu", track_retain=False)
+    result = famr.forget(
+        knows_digits,
+        splits,
+        replace(famr.FAMR.paper(), epochs=1),
+        device="cpu",
+        monitor=famr.Monitor(track_retain=False),
+    )
     first, last = result.history
     assert first.seconds == 2.75
     assert last.seconds > 2.75
@@ -382,7 +397,7 @@ def test_some_held_out_images_tell_how_sure_a_target_is(
         passes = setting.passes_of(knows_digits, splits, None, None, method, HERE)
         assert passes.held_out is not None
         assert sum(len(batch.labels) for batch in passes.held_out(None)) == min(count, len(splits.test))
-        result = famr.forget(knows_digits, splits, method, device="cpu", track_retain=False)
+        result = famr.forget(knows_digits, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
         found.append(result.method.temperature)
     unsure = HeldOut.of(predict(knows_digits, splits.test, HERE)).entropy_when_wrong
     assert unsure is not None
@@ -443,7 +458,7 @@ def test_held_images_come_in_rounds_of_even_batches(
     monkeypatch.setattr(FunctionAnchor, "draw", noted)
     splits = famr.split(digits, famr.Request(classes=["3"]))
     method = famr.FAMR(strength=1.0, epochs=2, edited_share=share)
-    famr.forget(knows_digits, splits, method, device="cpu", track_retain=False)
+    famr.forget(knows_digits, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert sizes == {90}  # twenty of each of nine classes, at most 128 at a time
 
 
@@ -472,5 +487,7 @@ class Streaming:
 def test_anchor_images_may_come_from_a_stream(knows_digits: famr.Classifier, digits: Data) -> None:
     splits = famr.split(digits, famr.Request(classes=["3"]))
     method = famr.FAMR(strength=1e-3, epochs=1)
-    result = famr.forget(knows_digits, splits, method, anchor_images=Streaming(), device="cpu", track_retain=False)
+    result = famr.forget(
+        knows_digits, splits, method, anchor_images=Streaming(), device="cpu", monitor=famr.Monitor(track_retain=False)
+    )
     assert result.history[-1].step > 0

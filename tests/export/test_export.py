@@ -21,7 +21,6 @@ from famr.export import exporting, programs
 from famr.export.exporting import export_model
 from famr.export.slots import without_slots
 from famr.models.classifier import BareArchitecture
-from famr.runs.folder import save_unlearned
 from famr.storage.digests import check_complete, file_digest, folder_digests
 
 CPU = torch.device("cpu")
@@ -37,12 +36,12 @@ FACTS = {
 
 @pytest.fixture(scope="module")
 def result(original: famr.Classifier, without_three: famr.Splits) -> famr.Unlearned:
-    return famr.forget(original, without_three, famr.FAMR(), device="cpu", track_retain=False)
+    return famr.forget(original, without_three, famr.FAMR(), device="cpu", monitor=famr.Monitor(track_retain=False))
 
 
 @pytest.fixture(scope="module")
 def unlearned_run(result: famr.Unlearned, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_unlearned(result, tmp_path_factory.mktemp("export") / "run", data=FACTS)
+    return result.save(tmp_path_factory.mktemp("export") / "run", data=FACTS)
 
 
 def input_images(model: famr.Classifier, splits: famr.Splits) -> torch.Tensor:
@@ -201,7 +200,7 @@ def test_an_export_with_other_logits_is_not_written(
 def test_without_data_the_export_says_that_it_was_not_measured(
     result: famr.Unlearned, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
-    save_unlearned(result, tmp_path / "run", data={**FACTS, "spec": "folder:/gone"})
+    result.save(tmp_path / "run", data={**FACTS, "spec": "folder:/gone"})
     outcome = run("export", tmp_path / "run", "--format", "torch-export")
     assert outcome.code == 0, outcome.err
     assert "NOT MEASURED: the data could not be opened" in outcome.out
@@ -253,8 +252,8 @@ def test_samples_have_no_slot(
     original: famr.Classifier, digits: famr.data.Data, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     splits = famr.split(digits, famr.Request(samples=digits.train.ids[:3]))
-    result = famr.forget(original, splits, alg1(epochs=1), device="cpu", track_retain=False)
-    save_unlearned(result, tmp_path / "run", data=FACTS)
+    result = famr.forget(original, splits, alg1(epochs=1), device="cpu", monitor=famr.Monitor(track_retain=False))
+    result.save(tmp_path / "run", data=FACTS)
     outcome = run("export", tmp_path / "run", "--without-slot")
     assert outcome.code == 2
     assert "no slot to take out" in outcome.err

@@ -109,12 +109,16 @@ def test_the_last_good_state_is_kept(place: Path, tmp_path: Path) -> None:
     model.module.register_forward_hook(fails)
     kept = ResumeState(tmp_path / "u", every=0.0)
     with pytest.raises(NumericsError) as caught:
-        famr.forget(model, splits, method, device="cpu", resume_state=kept, on_event=in_the_second)
+        famr.forget(
+            model, splits, method, device="cpu", monitor=famr.Monitor(resume_state=kept, on_event=in_the_second)
+        )
     assert "epoch 2, step 3" in str(caught.value.where)
     (file,) = kept.folder.glob("*.safetensors")
     assert all(bool(torch.isfinite(tensor).all()) for tensor in load_file(file).values())
     broken.clear()
-    again = famr.forget(model, splits, method, device="cpu", resume_state=ResumeState(kept.folder))
+    again = famr.forget(
+        model, splits, method, device="cpu", monitor=famr.Monitor(resume_state=ResumeState(kept.folder))
+    )
     for ours, theirs in zip(again.module.parameters(), whole.module.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     seen(30, "the state of the last good epoch is kept, and `--resume` goes on from it")

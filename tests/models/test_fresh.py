@@ -93,7 +93,9 @@ def test_such_a_network_forgets_and_answers_the_same_when_loaded_again(tmp_path:
     before = {name: weight.clone() for name, weight in model.module.named_parameters() if "attention_biases" in name}
     paper = replace(famr.FAMR.paper(), learning_rate=1e-3, epochs=2)
     for method, given in ((paper, None), (famr.FAMR(epochs=2, strength=1.0, anchor="kfac"), sketch)):
-        result = famr.forget(model, splits, method, sketch=given, device="cpu", track_retain=False, gates=False)
+        result = famr.forget(
+            model, splits, method, sketch=given, device="cpu", monitor=famr.Monitor(track_retain=False, gates=False)
+        )
         moved = [not torch.equal(result.module.get_parameter(name), weight) for name, weight in before.items()]
         assert all(moved) or given is not None, "the paper edits all weights"
         place = tmp_path / str(given is None)

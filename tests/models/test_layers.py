@@ -71,7 +71,7 @@ def test_what_the_caller_froze_stays_frozen_and_flags_come_back() -> None:
 
 
 def test_forgetting_by_default_changes_late_layers_alone(original: famr.Classifier, without_three: famr.Splits) -> None:
-    result = famr.forget(original, without_three, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, device="cpu", monitor=famr.Monitor(track_retain=False))
     before, after = original.module.state_dict(), result.module.state_dict()
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
     assert changed
@@ -80,7 +80,9 @@ def test_forgetting_by_default_changes_late_layers_alone(original: famr.Classifi
 
 
 def test_the_paper_changes_every_weight(original: famr.Classifier, without_three: famr.Splits) -> None:
-    result = famr.forget(original, without_three, alg1(epochs=1), device="cpu", track_retain=False)
+    result = famr.forget(
+        original, without_three, alg1(epochs=1), device="cpu", monitor=famr.Monitor(track_retain=False)
+    )
     before, after = original.module.state_dict(), result.module.state_dict()
     assert all(not torch.equal(tensor, after[name]) for name, tensor in before.items())
 
@@ -89,7 +91,9 @@ def test_a_style_is_not_sought_in_layers_that_cannot_change(original: famr.Class
     splits = famr.split(digits, famr.Request(style=("parity", "even")))
     method = famr.FAMR(beta=None, style_layer="blocks.0", strength=100.0, fisher_images=100, epochs=2)
     with pytest.raises(RequestError, match="before every layer that may change"):
-        famr.forget(original, splits, replace(method, edited_share=0.25), device="cpu", track_retain=False)
-    result = famr.forget(original, splits, method, device="cpu", track_retain=False)
+        famr.forget(
+            original, splits, replace(method, edited_share=0.25), device="cpu", monitor=famr.Monitor(track_retain=False)
+        )
+    result = famr.forget(original, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert result.method.edited_share == 1.0
     assert result.history[-1].style_distance < result.history[0].style_distance  # type: ignore[operator]

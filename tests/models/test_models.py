@@ -101,7 +101,7 @@ def written(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         source = famr.fit(start, few, famr.Training(epochs=1, batch_size=32), device="cpu").save(place / "original")
         before = file_digest(source / "model.safetensors")
         original = replace(famr.load_model(str(source)), preprocessing=start.preprocessing)  # small images still
-        result = famr.forget(original, splits, method, device="cpu", track_retain=False)
+        result = famr.forget(original, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
         size = original.require_preprocessing()
         images = torch.randn(8, size.channels, *size.crop, generator=torch.Generator().manual_seed(0))
         made[make.__name__] = Written(source, before, result.save(place / "unlearned"), original, result, images)

@@ -25,7 +25,7 @@ from famr.provenance.ledger import check_anchor, head_file, open_ledger, read_le
 from famr.provenance.signing import sign
 from famr.provenance.statement import ENVELOPE, files_of
 from famr.provenance.verifying import prove, verify
-from famr.runs.folder import add_to_run, save_unlearned
+from famr.runs.folder import add_to_run
 from famr.storage.digests import COMPLETE, check_complete, file_digest
 
 RECORDS = ("README.md", "config.json", "model.safetensors", COMPLETE)
@@ -34,7 +34,7 @@ HOSTILE = ("<script>alert(1)<", "[/x]", "$\\frac$", "=cmd", "line\nbreak", "\u20
 
 @pytest.fixture(scope="module")
 def result(original: famr.Classifier, without_three: famr.Splits) -> famr.Unlearned:
-    return famr.forget(original, without_three, alg1(epochs=1), device="cpu", track_retain=False)
+    return famr.forget(original, without_three, alg1(epochs=1), device="cpu", monitor=famr.Monitor(track_retain=False))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def desk(result: famr.Unlearned, without_three: famr.Splits, tmp_path_factory: p
     scores = famr.evaluate(result, without_three, device="cpu")
     data = {"spec": "digits", "root": None, "label_column": None, "split_seed": 0}
     facts = {**data, "match_labels_by_name": False, "forget_only": False}
-    save_unlearned(result, place / "run", scores=scores, data=facts)
+    result.save(place / "run", scores=scores, data=facts)
     for number in range(2):
         added = {f"unlearning/{name}": f'{{"number": {number}}}' for name in ("certificate.json", "audit.json")}
         add_to_run(place / "run", {**added, "unlearning/report.html": f"<p>{number}"})
@@ -102,7 +102,7 @@ def test_the_statement_names_neither_sample_nor_place_nor_key(
 ) -> None:
     ids = digits.train.ids[:3]
     splits = famr.split(digits, famr.Request(samples=ids))
-    result = famr.forget(original, splits, alg1(epochs=1), device="cpu", track_retain=False)
+    result = famr.forget(original, splits, alg1(epochs=1), device="cpu", monitor=famr.Monitor(track_retain=False))
     result.save(tmp_path / "run")
     sign(tmp_path / "run", read_private(desk / "key"), splits.forget)
     said = statement_of(tmp_path)
@@ -396,9 +396,8 @@ def test_a_hostile_class_name_is_shown_as_text(
 def test_a_retrained_model_can_be_signed_too(
     trained: famr.training.Trained, without_three: famr.Splits, desk: Path, tmp_path: Path
 ) -> None:
-    from famr.runs.folder import save_trained
 
-    save_trained(trained, tmp_path / "run", without=without_three.request)
+    trained.save(tmp_path / "run", without=without_three.request)
     sign(tmp_path / "run", read_private(desk / "key"), without_three.forget)
     said = verify(tmp_path / "run", read_public(desk / "key.pub")).statement["predicate"]
     assert said["request"]["classes"] == ["3"]

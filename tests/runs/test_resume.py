@@ -54,9 +54,7 @@ def test_forgetting_goes_on_to_the_same_weights(
             without_three,
             METHODS[name],
             device="cpu",
-            track_retain=False,
-            resume_state=resume_state,
-            on_event=on_event,
+            monitor=famr.Monitor(track_retain=False, resume_state=resume_state, on_event=on_event),
         )
 
     whole = run()
@@ -92,9 +90,17 @@ def test_trials_of_a_strength_are_not_made_again(
     assert len(whole.trials) > 1
     place = ResumeState(tmp_path / "u", every=0.0)
     with pytest.raises(PlugPulledError):
-        famr.forget(original, without_three, method, resume_state=place, on_event=stop_in_the_second, **arguments)  # type: ignore[arg-type]
+        famr.forget(
+            original,
+            without_three,
+            method,
+            monitor=famr.Monitor(resume_state=place, on_event=stop_in_the_second),
+            **arguments,
+        )  # type: ignore[arg-type]
     events: list[object] = []
-    again = famr.forget(original, without_three, method, resume_state=place, on_event=events.append, **arguments)  # type: ignore[arg-type]
+    again = famr.forget(
+        original, without_three, method, monitor=famr.Monitor(resume_state=place, on_event=events.append), **arguments
+    )  # type: ignore[arg-type]
     assert again.trials == whole.trials
     assert torch.equal(weights(again.model), weights(whole.model))
     rows = [event for event in events if isinstance(event, HistoryRow)]
@@ -177,4 +183,9 @@ def test_nothing_in_a_state_is_pickled(state: ResumeState) -> None:
 def test_without_names_a_run_cannot_go_on(tmp_path: Path) -> None:
     loader = [(torch.randn(4, 3), torch.zeros(4, dtype=torch.long))]
     with pytest.raises(FamrError, match="named images"):
-        famr.forget(nn.Linear(3, 2), method=METHODS["paper"], forget=loader, resume_state=ResumeState(tmp_path / "u"))
+        famr.forget(
+            nn.Linear(3, 2),
+            method=METHODS["paper"],
+            forget=loader,
+            monitor=famr.Monitor(resume_state=ResumeState(tmp_path / "u")),
+        )

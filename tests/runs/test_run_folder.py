@@ -21,7 +21,7 @@ from famr.storage.digests import check_complete, file_digest, folder_digests
 
 @pytest.fixture(scope="module")
 def result(original: famr.Classifier, without_three: famr.Splits) -> famr.Unlearned:
-    return famr.forget(original, without_three, alg1(epochs=2), device="cpu", track_retain=False)
+    return famr.forget(original, without_three, alg1(epochs=2), device="cpu", monitor=famr.Monitor(track_retain=False))
 
 
 def test_a_run_folder_holds_what_it_promises(result: famr.Unlearned, tmp_path: Path) -> None:
@@ -180,7 +180,9 @@ def test_hostile_class_names_stay_text_in_the_model_card(
     from dataclasses import replace
 
     request = famr.Request(classes=["<script>alert(1)</script>\n# heading | cell"])
-    result = famr.forget(original, replace(without_three, request=request), alg1(epochs=1), track_retain=False)
+    result = famr.forget(
+        original, replace(without_three, request=request), alg1(epochs=1), monitor=famr.Monitor(track_retain=False)
+    )
     card = (result.save(tmp_path / "run") / "README.md").read_text(encoding="utf-8")
     assert "<script>" not in card
     assert "\n# heading" not in card

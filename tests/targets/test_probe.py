@@ -64,7 +64,7 @@ def test_features_are_the_layers_activations_averaged_over_positions(original: f
 def test_a_style_is_answered_as_by_a_classifier_that_never_saw_it(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
     method = famr.FAMR(beta=None, style_layer="blocks.0", strength=1.0, epochs=1, batch_size=64)
-    result = famr.forget(original, splits, method, device="cpu", track_retain=False)
+    result = famr.forget(original, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert result.method.target == "probe"
     assert "never saw" in result.why
     assert result.history[-1].loss_forget < result.history[0].loss_forget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from famr.targets.distributions import margins, masked_target, matching_temperature, reference_target, tempered_target
 
 import famr
 from conftest import alg1
@@ -11,7 +12,6 @@ from famr.data import Data
 from famr.engine.inference import predict
 from famr.errors import RequestError
 from famr.metrics.forgetting import entropy
-from famr.targets.distributions import margins, masked_target, matching_temperature, reference_target, tempered_target
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -84,7 +84,7 @@ MASKED = alg1(target="masked", optimiser="adam", learning_rate=3e-4, reduction="
 def test_masked_forgetting_is_as_unsure_as_the_original_is_where_it_is_wrong(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
-    result = famr.forget(original, without_three, MASKED, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, MASKED, device="cpu", monitor=famr.Monitor(track_retain=False))
     last = result.history[-1]
     assert without_three.test is not None
     said = predict(original, without_three.test, torch.device("cpu"))
@@ -98,7 +98,7 @@ def test_masked_forgetting_is_as_unsure_as_the_original_is_where_it_is_wrong(
 def test_several_classes_are_masked_together(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(digits, famr.Request(concept=("parity", "odd")))
     assert splits.forgotten_classes() == (1, 3, 5, 7, 9)
-    result = famr.forget(original, splits, MASKED, device="cpu", track_retain=False)
+    result = famr.forget(original, splits, MASKED, device="cpu", monitor=famr.Monitor(track_retain=False))
     said = predict(result.model, splits.forget, torch.device("cpu")).logits.argmax(dim=-1)
     assert float((said % 2 == 1).float().mean()) < 0.05
 
@@ -109,7 +109,7 @@ def test_samples_keep_a_likely_answer(original: famr.Classifier, digits: Data) -
     settings = {"optimiser": "adam", "learning_rate": 1e-4, "reduction": "mean", "batch_size": 32, "epochs": 3}
     for target in ("reference", "tempered"):
         method = alg1(**{"target": target, **settings})
-        result = famr.forget(original, splits, method, device="cpu", track_retain=False)
+        result = famr.forget(original, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
         assert result.history[-1].forget_accuracy > 0.8  # type: ignore[operator]
         assert result.history[-1].loss_forget < 0.2
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from famr.engine.unread import Unread
 from torch import Tensor, nn
 
 import famr
@@ -17,7 +18,6 @@ from conftest import alg1, styled
 from famr.data import Data
 from famr.data.loaders import Batch
 from famr.engine import prefix as front
-from famr.engine.unread import Unread
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.losses.objective import gram_matrix
 from famr.models.activations import listen, mean_gram
@@ -99,7 +99,9 @@ def test_splits_and_loader_exclude_each_other(without_three: famr.Splits) -> Non
 def test_events_tell_every_step_and_every_epoch(original: famr.Classifier, without_three: famr.Splits) -> None:
     events: list[object] = []
     method = alg1(epochs=2, batch_size=64)
-    famr.forget(original, without_three, method, device="cpu", track_retain=False, on_event=events.append)
+    famr.forget(
+        original, without_three, method, device="cpu", monitor=famr.Monitor(track_retain=False, on_event=events.append)
+    )
     rows = [event for event in events if isinstance(event, HistoryRow)]
     assert [row.epoch for row in rows] == [0, 1, 2]
     assert len(events) - len(rows) == 2 * 3  # 146 images are three batches of 64
@@ -112,7 +114,7 @@ def test_so_many_epochs_are_looked_at_and_looking_changes_nothing(
     original: famr.Classifier, without_three: famr.Splits, rows: int, expected: list[int]
 ) -> None:
     method = alg1(epochs=7, learning_rate=1e-5, strength=0.01)
-    result = famr.forget(original, without_three, method, device="cpu", rows=rows)
+    result = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(rows=rows))
     every = famr.forget(original, without_three, method, device="cpu")
     assert [row.epoch for row in result.history] == expected
     timeless = [replace(row, seconds=0.0) for row in result.history]
@@ -122,12 +124,12 @@ def test_so_many_epochs_are_looked_at_and_looking_changes_nothing(
 
 def test_no_row_at_all_is_refused(original: famr.Classifier, without_three: famr.Splits) -> None:
     with pytest.raises(RequestError, match="`rows` must be at least 1"):
-        famr.forget(original, without_three, device="cpu", rows=0)
+        famr.forget(original, without_three, device="cpu", monitor=famr.Monitor(rows=0))
 
 
 def test_total_loss_is_forget_loss_plus_anchor(original: famr.Classifier, without_three: famr.Splits) -> None:
     method = alg1(epochs=2, strength=7.0)
-    result = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     for row in result.history:
         assert row.loss_anchor == pytest.approx(7.0 / 2 * row.drift**2)
         assert row.loss_total == pytest.approx(row.loss_forget + row.loss_anchor)
@@ -150,7 +152,7 @@ def test_style_forgetting_brings_any_layer_to_the_neutral_style(
 ) -> None:
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
     method = alg1(alpha=0.0, beta=None, style_layer=layer, learning_rate=1e-5, epochs=5)
-    result = famr.forget(original, splits, method, device="cpu", track_retain=False)
+    result = famr.forget(original, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     first, last = result.history[0], result.history[-1]
     assert last.style_distance < 0.8 * first.style_distance  # type: ignore[operator]
     assert result.method.beta is not None
@@ -160,10 +162,10 @@ def test_style_forgetting_brings_any_layer_to_the_neutral_style(
 def test_balanced_beta_gives_both_losses_the_same_weight(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
     method = alg1(beta=None, style_layer="blocks.0", learning_rate=1e-9, epochs=1)
-    first = famr.forget(original, splits, method, device="cpu", track_retain=False).history[0]
+    first = famr.forget(original, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False)).history[0]
     only_kl = alg1(learning_rate=1e-9, epochs=1)
     plain = famr.split(styled(digits), famr.Request(concept=("style", "negative")))
-    alone = famr.forget(original, plain, only_kl, device="cpu", track_retain=False).history[0]
+    alone = famr.forget(original, plain, only_kl, device="cpu", monitor=famr.Monitor(track_retain=False)).history[0]
     assert first.loss_forget == pytest.approx(2 * alone.loss_forget, rel=1e-3)
 
 
@@ -181,7 +183,9 @@ def test_neutral_images_can_be_given(original: famr.Classifier, digits: Data) ->
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
     method = alg1(alpha=0.0, beta=1e-6, style_layer="blocks.0", epochs=1)
     distances = {
-        famr.forget(original, splits, method, style_target=target, device="cpu", track_retain=False)
+        famr.forget(
+            original, splits, method, style_target=target, device="cpu", monitor=famr.Monitor(track_retain=False)
+        )
         .history[0]
         .style_distance
         for target in (None, splits.retain, digits.train.take(torch.arange(5)))
@@ -258,7 +262,7 @@ def test_seconds_of_all_are_of_everything_but_measuring(
     walked = front.Front.walked
     monkeypatch.setattr(front.Front, "walked", slowly(10.0, lambda *given: walks.append(1) or walked(*given)))
     hard = famr.FAMR(function_strength=2e4, epochs=4)  # far too firm to begin with
-    result = famr.forget(original, without_three, hard, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, hard, device="cpu", monitor=famr.Monitor(track_retain=False))
     tries = len(result.trials)
     assert tries > 1
     assert result.seconds_of_all is not None
@@ -274,7 +278,7 @@ def most_at_once(original: famr.Classifier, splits: famr.Splits, method: famr.FA
     watched = original.copy()
     for part in (watched.module.blocks[0], watched.module.blocks[-1], watched.module.head):  # type: ignore[index,union-attr]
         part.register_forward_pre_hook(lambda _part, given: seen.append(len(given[0])))  # type: ignore[operator]
-    famr.forget(watched, splits, method, device="cpu", gates=gates)
+    famr.forget(watched, splits, method, device="cpu", monitor=famr.Monitor(gates=gates))
     return max(seen)
 
 

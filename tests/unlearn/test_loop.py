@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from famr.unlearn.forget_loss import ForgetLoss
 from torch import Tensor, nn
+from traced import Traced
 
 import famr
 from conftest import alg1
@@ -21,10 +23,8 @@ from famr.engine import oom as scarce
 from famr.errors import NumericsError, RequestError
 from famr.losses.objective import target_kl, uniform_target
 from famr.optim.natural import natural_step
+from famr.optim.schedules import epoch_seed
 from famr.unlearn import loop as optimise
-from famr.unlearn.forget_loss import ForgetLoss
-from famr.unlearn.loop import epoch_seed
-from traced import Traced
 
 
 class Small(nn.Module):
@@ -203,7 +203,7 @@ def test_steps_that_are_captured_from_the_first_on_go_where_plain_ones_go(
     method: famr.FAMR, original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> famr.Unlearned:
-        return famr.forget(original, without_three, method, device="cpu", track_retain=False)
+        return famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(track_retain=False))
 
     def prepared(parameters: list[nn.Parameter], anchors: list[AnchorTerm], *rest: Any) -> None:
         metric = anchors[0].anchor
@@ -225,7 +225,7 @@ def test_a_step_that_was_only_written_down_can_be_taken_in_parts(
 ) -> None:
     """A capture that broke off where weights were to move has moved none; in the plain step after it memory is full."""
     method, broken, full = alg1(epochs=1, batch_size=64), [True], [True]
-    plain = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    plain = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     move, backward = optimise.anchored_step, optimise.backward
 
     def breaks_off(*given: Any) -> None:
@@ -250,7 +250,7 @@ def test_a_step_that_was_only_written_down_can_be_taken_in_parts(
     monkeypatch.setattr(optimise, "backward", runs_out)
     monkeypatch.setattr(optimise, "capturing", lambda step, *_: partial(taken, step))
     with pytest.warns(UserWarning, match="in 2 parts"):
-        found = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+        found = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert not full
     torch.testing.assert_close(found.module.state_dict(), plain.module.state_dict())
 
@@ -260,7 +260,7 @@ def test_held_out_images_are_left_alone_by_a_target_that_does_not_depend_on_them
 ) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(ForgetLoss, "held_out", lambda *_: asked.append(True))
-    famr.forget(original, without_three, alg1(epochs=1), device="cpu", track_retain=False)
+    famr.forget(original, without_three, alg1(epochs=1), device="cpu", monitor=famr.Monitor(track_retain=False))
     assert not asked
 
 
@@ -277,7 +277,7 @@ def test_the_search_for_eigenvectors_is_counted_with_the_steps(
     monkeypatch.setattr(KFACAnchor, "find_eigenvectors", slowly)
     monkeypatch.setattr(optimise.time, "perf_counter", lambda: now[0])
     method = famr.FAMR(anchor="kfac", function_strength=0.0, **{**NATURAL, "epochs": 1})
-    result = famr.forget(original, without_three, method, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert result.history[0].seconds == 0
     assert result.seconds == 1000
 
@@ -330,7 +330,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
 ) -> None:
     method = alg1(epochs=2)
     first, again, other = (
-        famr.forget(original, without_three, method, seed=seed, device="cpu", track_retain=False).model.digest()
+        famr.forget(
+            original, without_three, method, seed=seed, device="cpu", monitor=famr.Monitor(track_retain=False)
+        ).model.digest()
         for seed in (0, 0, 1)
     )
     assert first == again
@@ -341,7 +343,7 @@ def test_the_callers_random_state_is_left_alone(original: famr.Classifier, witho
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
-    famr.forget(original, without_three, alg1(epochs=1), device="cpu", track_retain=False)
+    famr.forget(original, without_three, alg1(epochs=1), device="cpu", monitor=famr.Monitor(track_retain=False))
     assert torch.equal(torch.rand(3), expected)
     assert not torch.are_deterministic_algorithms_enabled()
 

@@ -106,7 +106,7 @@ def test_the_default_forgets_a_digit_and_keeps_what_retraining_keeps(
     original: famr.Classifier, digits: Data, never_saw: dict[str, famr.Classifier], name: str
 ) -> None:
     splits = famr.split(digits, famr.Request(classes=[name]))
-    result = famr.forget(original, splits, device="cpu", track_retain=False)
+    result = famr.forget(original, splits, device="cpu", monitor=famr.Monitor(track_retain=False))
     scores = famr.evaluate(result, splits, never_saw[name], device="cpu")
     assert scores.retrained is not None
     assert scores.unlearned.forget_accuracy <= 0.02  # type: ignore[operator]
@@ -139,7 +139,9 @@ def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_
     original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
     usual, found = (
-        famr.forget(original, without_three, famr.FAMR(demotion=gamma), device="cpu", track_retain=False)
+        famr.forget(
+            original, without_three, famr.FAMR(demotion=gamma), device="cpu", monitor=famr.Monitor(track_retain=False)
+        )
         for gamma in (0.0, None)
     )
 
@@ -160,7 +162,7 @@ def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_
 
 def test_the_default_for_samples_makes_them_like_held_out_images(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(digits, famr.Request(samples=list(range(0, 1000, 7))))
-    result = famr.forget(original, splits, device="cpu", track_retain=False)
+    result = famr.forget(original, splits, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert result.method.target == "reference"
     assert result.history[-1].loss_forget <= max(0.01, result.history[0].loss_forget / 2)
     assert result.history[-1].forget_accuracy > 0.9  # type: ignore[operator]
@@ -173,7 +175,7 @@ def test_a_concept_across_classes_is_forgotten_as_samples_are(original: famr.Cla
     data = replace(digits, train=train, test=replace(digits.test, all_columns={"third": third}))  # type: ignore[type-var]
     splits = famr.split(data, famr.Request(concept=("third", "yes")))
     assert not splits.forgets_classes()
-    result = famr.forget(original, splits, device="cpu", track_retain=False)
+    result = famr.forget(original, splits, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert result.method.target == "reference"
     assert result.classes == ()
     assert result.history[-1].forget_accuracy > 0.9  # type: ignore[operator]

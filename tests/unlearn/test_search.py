@@ -132,9 +132,9 @@ def test_a_run_that_does_nothing_is_a_gate_where_gates_are_asked_for(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
     still = alg1(learning_rate=1e-12, epochs=1)
-    famr.forget(original, without_three, still, device="cpu", track_retain=False)
+    famr.forget(original, without_three, still, device="cpu", monitor=famr.Monitor(track_retain=False))
     with pytest.raises(GateError, match="next to nothing"):
-        famr.forget(original, without_three, still, device="cpu", track_retain=False, gates=True)
+        famr.forget(original, without_three, still, device="cpu", monitor=famr.Monitor(track_retain=False, gates=True))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_gates_on_the_command_line_write_nothing(
 
 
 def test_the_strength_found_and_every_trial_are_recorded(original: famr.Classifier, without_three: famr.Splits) -> None:
-    result = famr.forget(original, without_three, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert result.method.settled_strength == result.trials[-1].strength
     recorded = result.to_json()["trials"]
     assert [trial["strength"] for trial in recorded] == [trial.strength for trial in result.trials]
@@ -181,12 +181,12 @@ def test_every_attempt_aims_where_the_first_did_and_nobody_asks_again(
 
     monkeypatch.setattr(forget_loss, "_target", noted)
     hard = FAMR(function_strength=2e4, epochs=4)  # far too firm to begin with
-    result = famr.forget(original, without_three, hard, device="cpu", track_retain=False)
+    result = famr.forget(original, without_three, hard, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert len(result.trials) > 1
     assert asked == [result.method.temperature]
     last = result.trials[-1]
     alone = replace(hard, strength=last.strength, function_strength=last.function_strength)
-    again = famr.forget(original, without_three, alone, device="cpu", track_retain=False)
+    again = famr.forget(original, without_three, alone, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert again.model.digest() == result.model.digest()
     assert again.method.temperature == result.method.temperature
 

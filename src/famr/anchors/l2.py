@@ -1,29 +1,58 @@
-"""The paper's anchor: every weight is held alike [FAMR, Eq. (1)]."""
+"""The paper's anchor: ℓ₂ distance to the original weights [FAMR, Eq. (1)]."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
+from famr.anchors.base import AnchorInputs
 from famr.losses.objective import l2_penalty
 
 
 @dataclass(frozen=True, eq=False)
 class L2Anchor:
-    """A = ½‖θ − θ₀‖². Needs nothing but the original weights."""
+    """ℓ₂ distance to the original weights (the paper): A = ½‖θ − θ₀‖².
+
+    Attributes:
+        original: θ₀.
+    """
 
     original: Sequence[Tensor]
 
+    first_strength: ClassVar[dict[str, float]] = {"natural": 0.0, "penalty": 1e-4}
+    predicts_divergence: ClassVar[bool] = False
+
+    @classmethod
+    def build(cls, inputs: AnchorInputs) -> Self:  # noqa: D102
+        return cls(inputs.original)
+
+    def draw(self) -> None:  # noqa: D102
+        return
+
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """½‖θ − θ₀‖²."""
+        """½‖θ − θ₀‖².
+
+        Args:
+            parameters: θ.
+        """
         return l2_penalty(parameters, self.original)
 
     def gradient(self, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-        """θ − θ₀, one parameter after another, so that no second copy of all of them is made."""
+        """θ − θ₀, one parameter after another, so that no second copy of all of them is made.
+
+        Args:
+            parameters: θ.
+        """
         return (p.detach() - p0 for p, p0 in zip(parameters, self.original, strict=True))
 
     def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
-        """(1 + s)⁻¹ g: the same direction for every s."""
+        """(1 + s)⁻¹ g: the same direction for every s.
+
+        Args:
+            gradient: g.
+            strength: s.
+        """
         return [g / (1 + strength) for g in gradient] if strength else gradient

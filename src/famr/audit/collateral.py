@@ -9,7 +9,8 @@ from torch import Tensor
 
 from famr.metrics.forgetting import correct
 from famr.metrics.predictions import Predictions
-from famr.targets.distributions import tempered_target, without
+from famr.targets.masked import without
+from famr.targets.tempered import tempered_target
 
 
 @dataclass(frozen=True)

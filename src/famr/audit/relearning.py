@@ -31,7 +31,7 @@ from famr.metrics.forgetting import correct
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
 from famr.models.layers import head_of, trainable
-from famr.unlearn.loop import epoch_seed
+from famr.optim.schedules import epoch_seed
 
 BACK = 0.95
 """The share of the original's accuracy at which the forgotten is back."""

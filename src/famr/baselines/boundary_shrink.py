@@ -15,7 +15,7 @@ from famr.baselines.descent import Descent, Steps
 from famr.baselines.work import WeightChange, Work
 from famr.data.request import Kind
 from famr.errors import RequestError
-from famr.targets.distributions import without
+from famr.targets.masked import without
 
 
 def across_the_boundary(images: Tensor, gradient: Tensor, reach: Tensor) -> Tensor:

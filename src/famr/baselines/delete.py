@@ -14,7 +14,7 @@ from famr.baselines.descent import Descent, Steps
 from famr.baselines.work import WeightChange, Work
 from famr.data.request import Kind
 from famr.losses.objective import target_kl
-from famr.targets.distributions import masked_target
+from famr.targets.masked import masked_target
 
 
 def delete_loss(teacher_logits: Tensor, student_logits: Tensor, forgotten: Tensor) -> Tensor:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from famr.baselines.alternative import Row
-from famr.baselines.repeated import Repeated
 from famr.baselines.work import Work
 from famr.data.augmentation import Augmentation
 from famr.engine.finite import all_finite
 from famr.errors import NumericsError, RequestError
 from famr.models.layers import trainable
-from famr.unlearn.loop import set_rate
+from famr.optim.schedules import constant, cosine
+from famr.training.steps import GradientSteps, Loss
 
 Stepper = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "constant"]
-Loss = Callable[..., Tensor]
-"""A loss of the tensors that a step is given."""
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 """Learning rates to try of SGD on batches of all classes."""
 
@@ -62,17 +59,16 @@ class Steps:
         return (replace(self, learning_rate=rate) for rate in rates)
 
 
-def rate_factor(step: int, count: int, schedule: Schedule) -> float:
-    """The share of the learning rate at a step of `count`.
-
-    >>> [round(rate_factor(step, 4, "cosine"), 3) for step in range(4)]
-    [1.0, 0.854, 0.5, 0.146]
-    """
-    return 1.0 if schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / count))
-
-
 class Descent:
-    """Takes steps down a loss, and notes how it went; `after` is called when each step is done."""
+    """Gradient steps of a baseline and their history.
+
+    Args:
+        work: The copy that is changed.
+        steps: How steps are taken.
+        count: Steps in all, for the schedule.
+        parameters: θ; None: all trainable parameters.
+        after: Called after each step.
+    """
 
     def __init__(
         self,
@@ -84,26 +80,34 @@ class Descent:
     ) -> None:
         self._work, self._steps, self._count = work, steps, count
         self._parameters = list(trainable(work.model.module) if parameters is None else parameters)
-        self._after = after
         self._losses: list[Tensor] = []
-        self._ways: dict[Loss, Repeated] = {}
-        self._optimiser = make_optimiser(self._parameters, steps, work.device, work.captures)
-        self.taken = 0
-        self.slowed = 1.0
+        self._image_passes: dict[tuple[Loss, tuple[torch.Size, ...]], int] = {}
+        optimiser = make_optimiser(self._parameters, steps, work.device)
+        self._gradient_steps = GradientSteps(self._parameters, optimiser, self._rate, work.device, after=after)
+        self.rate_factor = 1.0
         """A factor on the learning rate, for methods with a schedule of their own."""
 
-    def step(self, loss: Loss, *given: Tensor) -> None:
-        """θ ← θ − η∇L, in the way of the optimiser.
+    @property
+    def taken(self) -> int:
+        """Steps so far."""
+        return self._gradient_steps.taken
 
-        L is a loss of tensors: all that differs from step to step is among them, as a step may be replayed without
-        `loss` being called. It is the same function in all steps of its kind.
+    def _rate(self, step: int) -> float:
+        schedule = cosine if self._steps.schedule == "cosine" else constant
+        return self._steps.learning_rate * schedule(step, self._count) * self.rate_factor
+
+    def step(self, loss: Loss, *tensors: Tensor) -> None:
+        """Take one step, θ ← θ − η∇L in the way of the optimiser.
+
+        Args:
+            loss: L, the same function object for all steps of one kind. A replayed step does not call it.
+            *tensors: Its arguments: all that differs from step to step.
         """
-        factor = rate_factor(self.taken, self._count, self._steps.schedule)
-        set_rate(self._optimiser, self._steps.learning_rate * factor * self.slowed)
-        if loss not in self._ways:
-            self._ways[loss] = Repeated(self._work, partial(_down, self._optimiser, self._after, loss))
-        self._losses.append(self._ways[loss].take(self._count - self.taken, *given))
-        self.taken += 1
+        before = self._work.image_passes
+        self._losses.append(self._gradient_steps.take(loss, tensors))
+        key = (loss, tuple(tensor.shape for tensor in tensors))
+        passes = self._image_passes.setdefault(key, self._work.image_passes - before)  # a replayed step counts none
+        self._work.image_passes = before + passes
 
     def end_of(self, phase: str) -> None:
         """Note a finished pass; an error where a loss or a weight is no longer a number."""
@@ -119,23 +123,17 @@ class Descent:
         self._work.history.append(Row(phase, self.taken, float(mean), self._work.meter.seconds))
 
 
-def make_optimiser(
-    parameters: Sequence[Tensor], steps: Steps, device: torch.device, captured: bool
-) -> torch.optim.Optimizer:
-    """SGD or Adam; where steps are captured they read η from the device, so that it can change."""
-    rate = torch.tensor(steps.learning_rate, device=device) if captured else steps.learning_rate
-    decay, fused = steps.weight_decay, captured or None  # of the kinds that read η, the fused one is there for both
+def make_optimiser(parameters: Sequence[Tensor], steps: Steps, device: torch.device) -> torch.optim.Optimizer:
+    """SGD or Adam; on CUDA with η in a tensor, which recorded steps read anew.
+
+    Args:
+        parameters: θ.
+        steps: Which optimiser, and its numbers.
+        device: Where θ is.
+    """
+    recorded = device.type == "cuda"
+    rate = torch.tensor(steps.learning_rate, device=device) if recorded else steps.learning_rate
+    decay, fused = steps.weight_decay, recorded or None  # the fused kernels take η as a tensor
     if steps.optimiser == "adam":
-        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=fused, capturable=captured)
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=fused, capturable=recorded)
     return torch.optim.SGD(parameters, lr=rate, momentum=steps.momentum, weight_decay=decay, fused=fused)
-
-
-def _down(optimiser: torch.optim.Optimizer, after: Callable[[], None] | None, loss: Loss, *given: Tensor) -> Tensor:
-    """One step down a loss; its value before. Knows nothing of the descent, which would keep its graphs too long."""
-    optimiser.zero_grad()
-    value = loss(*given)
-    value.backward()  # type: ignore[no-untyped-call]
-    optimiser.step()
-    if after is not None:
-        after()
-    return value.detach()

@@ -15,7 +15,9 @@ from famr.data.request import Kind
 from famr.data.splits import Splits
 from famr.engine.devices import Precision
 from famr.models import Classifier
-from famr.unlearn.forget import ROWS, Unlearned, forget
+from famr.unlearn.forget import forget
+from famr.unlearn.history import ROWS, Monitor
+from famr.unlearn.result import Unlearned
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Ours(Alternative):
             if images is not None and original.preprocessing is not None:
                 resident(images, original.preprocessing, device)
         with Meter(device) as meter:
-            where, rows = str(device), ROWS if self.track else 1
-            result = forget(original, splits, method, seed=seed, device=where, track_retain=self.track, rows=rows)
+            monitor = Monitor(track_retain=self.track, rows=ROWS if self.track else 1)
+            result = forget(original, splits, method, seed=seed, device=str(device), monitor=monitor)
         facts: dict[str, Any] = {
             "seconds_of_steps": result.seconds,
             "seconds_of_the_call": meter.seconds,

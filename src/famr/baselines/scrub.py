@@ -77,7 +77,7 @@ class Scrub(WeightChange):
             return min_step_loss(*_said(work, teacher, images), labels, self.alpha, self.gamma)
 
         for epoch in range(1, steps.epochs + 1):
-            descent.slowed = 0.1 if epoch > self.slow_after else 1.0
+            descent.rate_factor = 0.1 if epoch > self.slow_after else 1.0
             if epoch <= self.max_epochs:
                 for batch in work.forget(size, epoch, steps.augmentation):
                     descent.step(disobey, batch.images)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.baselines.repeated import Repeated
 from famr.baselines.work import WeightChange, Work
 from famr.data.loaders import LabelledImages
+from famr.engine.graphs import GraphedStep
 from famr.errors import RequestError
 from famr.models.layers import trainable
 
@@ -96,7 +96,10 @@ def _importance(work: Work, batches: Iterable[LabelledImages], count: int) -> li
                 sum_ += gradient.square()
         return loss.detach()
 
-    repeated = Repeated(work, add)
-    for place, (images, labels) in enumerate(batches):
-        repeated.take(count - place, images, labels)
+    graphed = GraphedStep(add, work.device)
+    before, passes = work.image_passes, 0
+    for images, labels in batches:
+        graphed((images, labels))
+        passes += len(images)
+    work.image_passes = before + passes  # a replayed step counts none
     return [sum_ / count for sum_ in total]

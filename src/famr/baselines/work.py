@@ -16,15 +16,13 @@ from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
 from famr.data.loaders import EVALUATION_BATCH, Batch, order, pixel_batches, resident
 from famr.data.splits import Splits
-from famr.engine.devices import Precision
+from famr.engine.devices import Precision, autocast
 from famr.engine.inference import predict_batches
-from famr.engine.kernels.network import get_ready
-from famr.engine.lean import lean_pays, one_pass
 from famr.losses.objective import at_least_float32
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.unlearn.loop import epoch_seed
+from famr.optim.schedules import epoch_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +64,7 @@ class Work:
         """
         self.image_passes += len(images)
         asked = model or self.model
-        own = weights is None and torch.is_grad_enabled()  # gradients of a network's own weights
-        with one_pass(asked.module, self.device, self.precision, lean=own and lean_pays(self.device)):
+        with autocast(self.device, self.precision):
             if weights is None:
                 return at_least_float32(asked.logits(images))
             said = torch.func.functional_call(asked.module, dict(weights), (images,))
@@ -82,11 +79,6 @@ class Work:
             return self.logits(first), self.logits(second)
         said = self.logits(torch.cat([first, second]))
         return said[: len(first)], said[len(first) :]
-
-    @property
-    def captures(self) -> bool:
-        """Whether steps are captured and replayed, as those of `famr.forget` and `famr.fit` are."""
-        return self.device.type == "cuda"
 
     def frozen(self) -> Classifier:
         """The model as it is now, in evaluation mode and without gradients."""
@@ -202,8 +194,6 @@ class WeightChange(Alternative):
         classes = copy.class_count()
         assert classes is not None  # it is known how to feed the network, so it could be asked
         with Meter(device) as meter:
-            if lean_pays(device) and precision == "bf16":
-                get_ready(copy.module)
             work = Work(self.name, copy, splits, device, precision, seed, classes, meter, forget, retain, views)
             self.change(work)
         copy.module.eval().zero_grad()

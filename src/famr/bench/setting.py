@@ -21,7 +21,7 @@ from famr.engine.devices import Precision, pick_device
 from famr.errors import RequestError
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
-from famr.training import COMPILE_FROM_STEPS, Training
+from famr.training.supervised import COMPILE_FROM_STEPS, Training
 
 
 @dataclass(frozen=True, eq=False)

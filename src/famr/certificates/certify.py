@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from famr.anchors import AnchorTerm, FunctionAnchor, WeightAnchor
-from famr.anchors.choose import anchors_for, from_sketch
+from famr.anchors import AnchorInputs, KFACAnchor
 from famr.certificates.claims import Certificate, Claim
 from famr.certificates.conjugate_gradient import Solution
 from famr.certificates.curvature import flat
@@ -25,13 +24,14 @@ from famr.data import Images
 from famr.data.loaders import EVALUATION_BATCH, image_batches, order
 from famr.data.splits import Splits
 from famr.engine.devices import deterministic, pick_device
+from famr.engine.plain import PlainEngine
 from famr.errors import NumericsError, RequestError
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
-from famr.models.layers import trainable
-from famr.unlearn.forget import Unlearned
-from famr.unlearn.forget_loss import ForgetLoss, Passes, forget_loss
-from famr.unlearn.setting import edited, passes_of, what_is_at_hand
+from famr.optim import OPTIMISERS
+from famr.unlearn.inputs import RunInputs
+from famr.unlearn.problem import build_problem
+from famr.unlearn.result import Unlearned
 from famr.unlearn.sketch import Sketch
 
 LANCZOS_STEPS = 30
@@ -103,93 +103,70 @@ def _claims(
     retrained: Classifier | None,
     sketch: Sketch | None,
     style_target: Images | None,
-    place: torch.device,
+    device: torch.device,
     lanczos_steps: int,
     retained_images: int,
     say: Callable[[str], None],
 ) -> list[Claim]:
     say("the objective of the run")
-    method = replace(result.method, precision="fp32")
-    model = result.original.copy()
-    model.module.to(place).eval()
-    passes = passes_of(model, splits, None, style_target, method, place)
-    if sketch is not None:
-        at_hand = what_is_at_hand(splits, False, sketch, passes.steps_per_epoch)
-        passes = replace(passes, remembered=sketch.held_out, forgets_classes=at_hand.kind in ("class", "concept"))
-    weights = {name: tensor.to(place) for name, tensor in result.model.module.state_dict().items()}
-    asking = ForgetLoss.without_target(model, method, place)
-    with edited(model, passes, method), forget_loss(asking, passes) as loss:
-        names = [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
-        require_edited_alone(result, names)
-        plain = replace(loss.method, anchor="l2") if method.optimiser == "natural" else loss.method  # no part of J
-        anchors = anchors_for(replace(loss, method=plain), splits, None, sketch, result.seed)
-        objective = resting_objective(loss, passes, anchors)
+    config = replace(result.method, precision="fp32", search=False)
+    if OPTIMISERS[config.optimiser].uses_metric:
+        config = replace(config, anchor="l2")  # the metric of the step is no part of J
+    inputs = RunInputs.of(result.original, splits, None, style_target, None, sketch)
+    weights = {name: tensor.to(device) for name, tensor in result.model.module.state_dict().items()}
+    with (
+        PlainEngine(device).session(result.original, "fp32") as session,
+        build_problem(session, inputs, config, result.seed) as problem,
+    ):
+        names = [name for name, p in session.model.module.named_parameters() if p.requires_grad]
+        require_only_edited(result, names)
+        objective = RestingObjective.of(problem)
         say("the influence step")
-        influence = _influence(objective, splits, sketch, retained_images, place)
+        influence = _influence(objective, splits, sketch, retained_images, device)
         say("curvature at the result")
         found = deviation_claims(
-            objective, flat([weights[name] for name in names]), passes.steps_per_epoch, lanczos_steps
+            objective, flat([weights[name] for name in names]), problem.steps_per_epoch, lanczos_steps
         )
-        moved = objective.moved
+        moved, model = objective.moved, session.model
     say("the retrained model")
     compared = {
         name: image_batches(
             images.take(torch.arange(min(len(images), COMPARED_IMAGES))),
             model.require_preprocessing(),
             EVALUATION_BATCH,
-            place,
+            device,
         )
         for name, images in (("forget", splits.forget), ("retain", splits.retain), ("test", splits.test))
         if images is not None
     }
     link = influence if isinstance(influence, Claim) else influence_claim(influence[0], moved, *influence[1:])
-    return [*found, link, *retrained_claims(result.model, retrained, compared, place)]
+    return [*found, link, *retrained_claims(result.model, retrained, compared, device)]
 
 
 def _influence(
-    objective: RestingObjective, splits: Splits, sketch: Sketch | None, count: int, place: torch.device
+    objective: RestingObjective, splits: Splits, sketch: Sketch | None, count: int, device: torch.device
 ) -> Claim | tuple[Solution, int, bool]:
     """The influence step at θ₀, the number of images behind it, whether from a sketch; or why there is none."""
-    loss, forget = objective.loss, objective.passes.forget
+    session, forget = objective.problem.session, objective.problem.forget
     if not splits.forget.labelled or (splits.retain is not None and not splits.retain.labelled):
         return unknown_influence("the images have no labels")
     if splits.retain is None:
         if sketch is None:
             return unknown_influence("neither retained images nor a sketch were given")
         start = [parameter.detach().clone() for parameter in objective.parameters]
-        kfac = from_sketch(replace(loss, method=replace(loss.method, anchor="kfac")), start, sketch)
+        kfac = KFACAnchor.build(AnchorInputs(session, start, None, sketch.fisher, seed=0))
         left = sum(sketch.class_counts) - len(splits.forget)
-        return sketched_influence_step(loss.logits, objective.parameters, forget, kfac, left), sketch.images, True
+        return sketched_influence_step(objective.logits, objective.parameters, forget, kfac, left), sketch.images, True
     some = splits.retain.take(order(len(splits.retain), 0)[:count])
-    retain = image_batches(some, objective.loss.model.require_preprocessing(), EVALUATION_BATCH, place)
+    retain = image_batches(some, session.model.require_preprocessing(), EVALUATION_BATCH, device)
     try:
-        step = influence_step(loss.logits, objective.parameters, forget, retain, len(splits.retain))
+        step = influence_step(objective.logits, objective.parameters, forget, retain, len(splits.retain))
     except NumericsError as error:
         return unknown_influence(error.what)
     return step, len(some), False
 
 
-def resting_objective(loss: ForgetLoss, passes: Passes, anchors: list[AnchorTerm]) -> RestingObjective:
-    """J of a run, while the network still has the original weights."""
-    method, parameters = loss.method, trainable(loss.model.module)
-    (weight_anchor, strength), *others = anchors
-    penalised = method.optimiser != "natural" and strength > 0
-    held = others[0] if others else None
-    assert isinstance(weight_anchor, WeightAnchor)
-    assert held is None or isinstance(held.anchor, FunctionAnchor)
-    return RestingObjective(
-        loss,
-        passes,
-        parameters,
-        flat(parameters),
-        weight_anchor if penalised else None,
-        strength * (passes.steps_per_epoch if method.reduction == "sum" else 1) if penalised else 0.0,
-        None if held is None else held.anchor,  # type: ignore[arg-type]
-        0.0 if held is None else held.strength * (passes.steps_per_epoch if method.reduction == "sum" else 1),
-    )
-
-
-def require_edited_alone(result: Unlearned, names: list[str]) -> None:
+def require_only_edited(result: Unlearned, names: list[str]) -> None:
     """A certificate about some weights says nothing about others that were changed as well."""
     free, after = set(names), dict(result.model.module.named_parameters())
     for name, before in result.original.module.named_parameters():

@@ -10,7 +10,7 @@ from famr.certificates.claims import Assumption, Claim, bounded
 from famr.certificates.curvature import gradient
 from famr.certificates.lanczos import Spectrum, extreme_eigenvalues
 from famr.certificates.resting import RestingObjective
-from famr.config import FAMR
+from famr.config import ResolvedFAMR
 from famr.losses.objective import drift_bound, target_kl
 
 STATIONARY = 1e-3
@@ -20,11 +20,11 @@ DESCENT_STEPS = 5
 
 def deviation_claims(objective: RestingObjective, result: Tensor, batches: int, steps: int) -> list[Claim]:
     """Every claim about the point `result`, from the objective of its run. `steps` are Lanczos steps a spectrum."""
-    method = objective.loss.method
-    objective.put(objective.start)
+    method = objective.problem.config
+    objective.set_weights(objective.start)
     first = _Point.at(objective)
     steepest = float(gradient(objective.forget_pieces, objective.parameters).norm())  # ‖∇L_forget(θ₀)‖
-    objective.put(result)
+    objective.set_weights(result)
     last = _Point.at(objective)
     spectrum = extreme_eigenvalues(objective.product(), len(result), steps=steps, like=result)
     forget_spectrum = _of_forgetting(objective, spectrum, result, steps)
@@ -41,10 +41,10 @@ def deviation_claims(objective: RestingObjective, result: Tensor, batches: int, 
 
 def _of_forgetting(objective: RestingObjective, spectrum: Spectrum, result: Tensor, steps: int) -> Spectrum:
     """The spectrum of ∇²L_forget, given that of ∇²J."""
-    method = objective.loss.method
-    if method.optimiser != "sgd" or (objective.penalty is None and objective.held is None):
+    method = objective.problem.config
+    if method.optimiser != "sgd" or (objective.penalty is None and objective.function_anchor is None):
         return spectrum  # nobody asks for it, or J is L_forget
-    if objective.held is None and method.anchor == "l2":  # ∇²J = ∇²L_forget + λI
+    if objective.function_anchor is None and method.anchor == "l2":  # ∇²J = ∇²L_forget + λI
         return spectrum.shifted(-objective.strength)
     return extreme_eigenvalues(objective.forget_product(), len(result), steps=steps, like=result)
 
@@ -61,7 +61,7 @@ class _Point:
         return cls(objective.value(), objective.forget_value(), objective.gradient(), float(objective.moved.norm()))
 
 
-def _stationarity(method: FAMR, last: _Point, steepest: float) -> Claim:
+def _stationarity(method: ResolvedFAMR, last: _Point, steepest: float) -> Claim:
     follows = Assumption.found("The run's steps rest only where ∇J = 0.", method.optimiser != "adamw")
     relative = last.residual / steepest if steepest else 0.0
     return Claim(
@@ -109,10 +109,10 @@ def _distance(objective: RestingObjective, result: Tensor, last: _Point, spectru
     draws = torch.Generator().manual_seed(0)
     directions = [-last.slope, *(torch.randn(result.shape, generator=draws).to(result) for _ in range(2))]
     for direction in directions:  # the curvature may be smaller elsewhere on the ball
-        objective.put(result + radius * direction / direction.norm().clamp(min=1e-30))
+        objective.set_weights(result + radius * direction / direction.norm().clamp(min=1e-30))
         there = extreme_eigenvalues(objective.product(), len(result), steps=steps, like=result)
         curvature = min(curvature, there.smallest - there.smallest_error)
-    objective.put(result)
+    objective.set_weights(result)
     checked = distance_to_stationary(last.residual, curvature)
     if checked is None:
         why = f"J is not strongly convex within {radius:.3g} of the result: a curvature of {curvature:.3g} was found"
@@ -135,7 +135,7 @@ def _drift(objective: RestingObjective, first: _Point, last: _Point) -> Claim:
     name, source = "drift", "[FAMR, App. Prop. 1]"
     says = "‖θ − θ₀‖, against √(2(L_forget(θ₀) − L_forget(θ))/λ)."
     details = {"forget_loss_before": first.forget, "forget_loss_after": last.forget, "strength": objective.strength}
-    if objective.penalty is None or objective.loss.method.anchor != "l2":
+    if objective.penalty is None or objective.problem.config.anchor != "l2":
         why = "the weights are held by another metric than ℓ₂, or the anchor is the metric of the step"
         return Claim(name, says, source, value=last.drift, details={**details, "no_bound_because": why})
     lower = Assumption.found("J(θ) ≤ J(θ₀).", last.value <= first.value)
@@ -145,14 +145,14 @@ def _drift(objective: RestingObjective, first: _Point, last: _Point) -> Claim:
 
 @torch.no_grad()
 def _target_gap(objective: RestingObjective) -> Claim:
-    loss, gaps, bounds = objective.loss, [], []
-    for batch in objective.passes.forget(None):
-        logits = loss.logits(batch.images)
-        target = loss.target if loss.target.ndim == 1 else loss.target[batch.positions.to(loss.device)]
+    loss, gaps, bounds = objective.problem.objective, [], []
+    for batch in objective.problem.forget(None):
+        logits = loss.session.logits(batch)
+        target = loss.target if loss.target.ndim == 1 else loss.target[batch.positions.to(loss.target.device)]
         gaps.append((torch.softmax(logits, dim=-1) - target).abs().sum(dim=-1))
         bounds += [pinsker(value) for value in target_kl(logits, target).tolist()]
     gap, limit = torch.cat(gaps).double().cpu(), torch.tensor(bounds, dtype=torch.float64)
-    uniform = loss.method.target == "uniform"
+    uniform = loss.config.target == "uniform"
     return Claim(
         "uniformity_gap" if uniform else "target_gap",
         f"max ‖p − q‖₁ over the forget images, q {'uniform' if uniform else 'the target of each image'}; the bound is "
@@ -167,10 +167,10 @@ def _target_gap(objective: RestingObjective) -> Claim:
 
 def _rate(objective: RestingObjective, batches: int) -> float | None:
     """η in the scale of J: a step on one batch's sum is a 1/batches-th step on the whole sum."""
-    method = objective.loss.method
+    method = objective.problem.config
     if method.optimiser != "sgd":
         return None
-    return method.settled_rate / (batches if method.reduction == "sum" else 1)
+    return method.learning_rate / (batches if method.reduction == "sum" else 1)
 
 
 def _convex(spectrum: Spectrum) -> bool:
@@ -187,9 +187,9 @@ def _contraction(objective: RestingObjective, result: Tensor, last: _Point, batc
     place, slope = result, last.slope
     for _ in range(DESCENT_STEPS):
         place = place - rate * slope
-        objective.put(place)
+        objective.set_weights(place)
         slope = objective.gradient()
-    objective.put(result)
+    objective.set_weights(result)
     measured = (float(slope.norm()) / max(last.residual, 1e-30)) ** (1 / DESCENT_STEPS)
     limit = largest_rate(spectrum.largest, objective.strength)
     return Claim(

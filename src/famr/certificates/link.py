@@ -17,7 +17,7 @@ from famr.certificates.curvature import flat, gauss_newton_product, gradient, sh
 from famr.certificates.lipschitz import local_lipschitz
 from famr.certificates.resting import MICRO_BATCH, in_parts
 from famr.data.loaders import Batches
-from famr.engine.oom import part_size
+from famr.engine.oom import derivative_batch_size
 from famr.errors import CheckpointError
 from famr.models import Classifier
 from famr.models.classifier import logits_of
@@ -47,7 +47,7 @@ def influence_step(
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in retain(None):
-            for part in in_parts(batch, part_size(MICRO_BATCH, batch.images.device)):
+            for part in in_parts(batch, derivative_batch_size(MICRO_BATCH, batch.images.device)):
                 said = logits(part.images)
                 yield said, F.cross_entropy(said, part.labels, reduction="sum") * (retain_count / seen)
 
@@ -76,7 +76,7 @@ def sketched_influence_step(
 
 def _losses(logits: Callable[[Tensor], Tensor], batches: Batches) -> Iterator[Tensor]:
     for batch in batches(None):
-        for part in in_parts(batch, part_size(MICRO_BATCH, batch.images.device)):
+        for part in in_parts(batch, derivative_batch_size(MICRO_BATCH, batch.images.device)):
             yield F.cross_entropy(logits(part.images), part.labels, reduction="sum")
 
 

@@ -18,53 +18,98 @@ from torch import Tensor, nn
 from famr.anchors import FunctionAnchor, WeightAnchor
 from famr.certificates.curvature import Product, flat, gradient, hessian_product, shaped
 from famr.data.loaders import Batch
-from famr.engine.oom import part_size
+from famr.engine.oom import derivative_batch_size
 from famr.losses.objective import combine
 from famr.metrics.forgetting import kl_divergence
-from famr.unlearn.forget_loss import ForgetLoss, Passes
+from famr.optim import OPTIMISERS
+from famr.unlearn.problem import Problem
 
 MICRO_BATCH = 32
+"""Images whose second derivatives any device can take."""
 
 
 @dataclass(frozen=True, eq=False)
 class RestingObjective:
-    """J at wherever the network's weights now are."""
+    """J at wherever the network's weights now are.
 
-    loss: ForgetLoss
-    passes: Passes
-    parameters: list[nn.Parameter]
-    start: Tensor  # θ₀
+    Attributes:
+        problem: J's terms and data.
+        start: θ₀, flat.
+        penalty: The weight anchor, where it is a penalty; None where it is the metric of the step, or has strength 0.
+        strength: λ in the scale of Eq. (1); 0 without a penalty.
+        function_anchor: The function-space anchor; None without one.
+        function_strength: Its λ in the same scale.
+    """
+
+    problem: Problem
+    start: Tensor
     penalty: WeightAnchor | None
-    """The weight anchor, where it is a penalty."""
     strength: float
-    """λ in the scale of Eq. (1); 0 without a penalty."""
-    held: FunctionAnchor | None
-    held_strength: float
+    function_anchor: FunctionAnchor | None
+    function_strength: float
+
+    @classmethod
+    def of(cls, problem: Problem) -> RestingObjective:
+        """J of a run.
+
+        Args:
+            problem: The run's problem; its network has the original's weights.
+        """
+        config, (weight_term, *further) = problem.config, problem.anchors
+        scale = problem.steps_per_epoch if config.reduction == "sum" else 1
+        penalised = not OPTIMISERS[config.optimiser].uses_metric and weight_term.strength > 0
+        assert isinstance(weight_term.anchor, WeightAnchor)
+        function_anchor, function_strength = None, 0.0
+        if further:
+            assert isinstance(further[0].anchor, FunctionAnchor)
+            function_anchor, function_strength = further[0].anchor, further[0].strength * scale
+        return cls(
+            problem,
+            flat(problem.session.parameters),
+            weight_term.anchor if penalised else None,
+            weight_term.strength * scale if penalised else 0.0,
+            function_anchor,
+            function_strength,
+        )
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """θ: the parameters that may change."""
+        return self.problem.session.parameters
 
     @property
     def moved(self) -> Tensor:
-        """θ − θ₀."""
+        """θ − θ₀, flat."""
         return flat(self.parameters) - self.start
 
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits (images, classes) with a graph.
+
+        Args:
+            images: As the network takes them.
+        """
+        return self.problem.session.logits(Batch(images, images, images))
+
     def forget_pieces(self) -> Iterator[Tensor]:
-        """L_forget over the forget set, in small batches with graphs."""
-        method = self.loss.method
-        count = sum(len(batch.labels) for batch in self.passes.forget(None)) if method.reduction == "mean" else 1
-        for batch in self.passes.forget(None):
-            for part in in_parts(batch, part_size(MICRO_BATCH, batch.images.device)):
-                _, kl, style = self.loss.per_image(part)
-                styles = None if style is None else style.sum()
-                yield combine(kl.sum(), styles, method.alpha, method.beta or 0.0) / count
+        """L_forget over the forget set, in micro-batches with graphs."""
+        config, objective, forget = self.problem.config, self.problem.objective, self.problem.forget
+        count = sum(len(batch.labels) for batch in forget(None)) if config.reduction == "mean" else 1
+        for batch in forget(None):
+            for part in in_parts(batch, derivative_batch_size(MICRO_BATCH, batch.images.device)):
+                losses = objective.per_image(part)
+                style = None if losses.style is None else losses.style.sum()
+                yield combine(losses.kl.sum(), style, config.alpha, config.beta) / count
 
     def pieces(self) -> Iterator[Tensor]:
-        """J without the penalty, which is a quadratic and needs no graph."""
+        """J without the weight penalty, which is a quadratic and needs no graph."""
         yield from self.forget_pieces()
-        if self.held is not None:
-            for batch, original, count in self.held.remembered():
-                size = part_size(MICRO_BATCH, original.device)
-                for part, said in zip(in_parts(batch, size), torch.split(original, size), strict=True):
-                    divergence = kl_divergence(said, self.loss.logits(part.images))
-                    yield self.held_strength * divergence.sum() / count
+        anchor = self.function_anchor
+        if anchor is None:
+            return
+        for batch in anchor.batches():
+            for part in in_parts(batch, derivative_batch_size(MICRO_BATCH, batch.images.device)):
+                divergence = kl_divergence(anchor.original_logits(part), self.problem.session.logits(part))
+                yield self.function_strength * divergence.sum() / len(anchor)
 
     def value(self) -> float:
         """J."""
@@ -94,11 +139,11 @@ class RestingObjective:
         """F v of the penalty ½ΔᵀFΔ: its gradient is linear in Δ, so it is taken at θ₀ + v."""
         if self.penalty is None:
             return torch.zeros_like(vector)
-        there = [nn.Parameter(piece) for piece in shaped(self.start + vector, self.parameters)]
-        return flat(self.penalty.gradient(there))
+        weights = [nn.Parameter(piece) for piece in shaped(self.start + vector, self.parameters)]
+        return flat(self.penalty.gradient(weights))
 
     @torch.no_grad()
-    def put(self, vector: Tensor) -> None:
+    def set_weights(self, vector: Tensor) -> None:
         """Set the weights."""
         for parameter, piece in zip(self.parameters, shaped(vector, self.parameters), strict=True):
             parameter.copy_(piece)

@@ -20,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Compare methods on your model and data; make the paper's tables and figures again; measure speed.",
+    help="Compare methods on your model and data; make the paper's tables and figures again.",
 )
 
 Start = Annotated[
@@ -215,61 +215,6 @@ def paper(
         for line in report["lines"]:
             print(line)
         say(f"written: {', '.join(report['files'])}")
-
-
-@app.command()
-def speed(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The result file, *.json; .md and .png come beside.")],
-    sizes: Annotated[
-        str | None, typer.Option(help="Ti, S, B, L or little, with commas; default Ti,B,L on CUDA, else little.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Another network: timm:NAME (random weights) or a folder.")] = None,
-    model_arg: opt.ModelArg = None,
-    images: Annotated[int, typer.Option(help="Images to forget.")] = 500,
-    epochs: Annotated[int, typer.Option(help="Passes over them.")] = 10,
-    batch: Annotated[int, typer.Option(help="Images a step.")] = 250,
-    data_images: Annotated[int, typer.Option(help="Images that a retraining would go over.")] = 50_000,
-    repeats: Annotated[
-        int, typer.Option(help="Calls of each loop, and processes where each has its own; medians are shown.")
-    ] = 3,
-    stages: Annotated[
-        str | None,
-        typer.Option(help="Of ceiling,retraining,loops,fresh,memory,growth,alternatives; default all but the last."),
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16; default bf16 on CUDA, else fp32.")] = None,
-    seed: opt.Seed = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result file.")] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a result file that was begun; networks that are done stay.")
-    ] = False,
-    device: opt.Device = "auto",
-    as_json: opt.AsJson = False,
-    quiet: opt.Quiet = False,
-) -> None:
-    """The floor, a plain loop and ours on this machine: time, memory, growth. On images made for the purpose."""
-    from famr.cli.speed_running import run_and_write
-
-    require_sharing("bench speed")
-    content = run_and_write(
-        output,
-        sizes=_names(sizes),
-        model=model,
-        arguments=opt.model_arguments(model_arg),
-        images=images,
-        epochs=epochs,
-        batch=batch,
-        data_images=data_images,
-        repeats=repeats,
-        stages=_names(stages),
-        precision=precision,
-        seed=seed,
-        device=device,
-        overwrite=overwrite,
-        resume=resume,
-        quiet=quiet,
-    )
-    if as_json:
-        print_json(content)
 
 
 def _names(text: str | None) -> list[str]:

@@ -14,8 +14,9 @@ from famr.data import open_data
 from famr.data.request import Request
 from famr.errors import CheckpointError, GateError, RequestError
 from famr.models import Classifier, load_model
-from famr.runs.folder import add_to_run, load_unlearned
+from famr.runs.folder import add_to_run
 from famr.storage.portable_paths import with_local_paths
+from famr.unlearn.result import Unlearned
 from famr.unlearn.sketch import Sketch
 
 JSON, PAGE = "certificate.json", "certificate.md"
@@ -48,7 +49,7 @@ def run_certify(
         )
     style_target = opened.facts.get("style_target")
     return certify(
-        load_unlearned(run, model, opened.original),
+        Unlearned.load(run, model, opened.original),
         opened.splits,
         retrained=load_reference(retrained, model, opened.request) if retrained else None,
         sketch=None if sketch is None else Sketch.load(sketch),

@@ -19,17 +19,19 @@ from famr.data.splits import EarlierRequest, Splits, forget_only, split
 from famr.engine.devices import pick_device
 from famr.engine.distributed import ALONE, Ranks
 from famr.engine.inference import accuracy_on_images
+from famr.engine.pick import pick_engine
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.evaluation.evaluate import compare
 from famr.metrics.scores import Scores
 from famr.models import Classifier, load_model, new_model
 from famr.models.labels import match_labels
-from famr.runs.folder import atomic_file, check_output, earlier_runs, read_unlearning, save_trained, save_unlearned
+from famr.runs.folder import atomic_file, check_output, earlier_runs, read_unlearning
 from famr.runs.resume import ResumeState
 from famr.training import Training, fit
 from famr.unlearn.forget import forget
-from famr.unlearn.resolve import settle
-from famr.unlearn.setting import what_is_at_hand
+from famr.unlearn.history import Monitor
+from famr.unlearn.inputs import RunInputs
+from famr.unlearn.resolve import resolve
 from famr.unlearn.sketch import Sketch, take_sketch
 
 UNRECORDED: dict[str, Any] = {
@@ -84,7 +86,7 @@ def run_train(
     if training.augmentation is not None:
         training = replace(training, augmentation=replace(training.augmentation, mirror=data.mirror))
     start = new_model(model, data.labels, weights=weights, arguments=arguments, from_scratch=from_scratch, seed=seed)
-    steps = training.epochs * max(1, len(images) // training.batch_size)
+    steps = training.steps(len(images))
     kept = resume_state_of(output_dir, resume)
     with told_to_go_on(kept), progress(steps, f"training on {len(images)} images", quiet) as on_event:
         trained = fit(start, images, training, seed=seed, device=device, resume_state=kept, on_event=on_event)
@@ -93,7 +95,7 @@ def run_train(
         "test_count": len(test),
         "train_count": len(images),
     }
-    save_trained(trained, output_dir, metrics=metrics, data=data_facts, without=left_out, overwrite=overwrite)
+    trained.save(output_dir, metrics=metrics, data=data_facts, without=left_out, overwrite=overwrite)
     kept.discard()
     return {**metrics, "seconds": trained.seconds, "output_dir": str(output_dir)}
 
@@ -126,15 +128,14 @@ def run_forget(
     with ranks.together():
         if ranks.first:
             check_output(output_dir, overwrite, [model, weights, retrained, sketch, data_facts["spec"], style_target])
-        place = str(ranks.place(device))
         original = load_model(model, weights=weights, arguments=arguments)
         original, splits = splits_for(original, request, data_facts, earlier_runs(Path(model)))
         reference = load_reference(retrained, original, request) if retrained else None
         neutral = open_data(style_target, whole=True).everything() if style_target else None
         stored = None if sketch is None else Sketch.load(sketch)
-        batches = -(-len(splits.forget) // method.batch_size)
-        settled, _ = settle(method, what_is_at_hand(splits, False, stored, batches))
-        steps = settled.settled_epochs * batches
+        engine = pick_engine(device, ranks=ranks)
+        available = RunInputs.of(original, splits, None, neutral, None, stored).available()
+        steps = resolve(method, available, engine)[0].epochs * available.steps(method.batch_size)
         kept = resume_state_of(output_dir, resume, ranks)
     title = f"forgetting {request.describe()}"
     with told_to_go_on(kept, ranks), progress(steps, title, quiet or not ranks.first) as on_event:
@@ -145,19 +146,20 @@ def run_forget(
             style_target=neutral,
             sketch=stored,
             seed=seed,
-            device=place,
-            track_retain=track_retain,
-            gates=gates,
-            resume_state=None if ranks.sharded else kept,
-            on_event=on_event,
-            ranks=ranks,
+            engine=engine,
+            monitor=Monitor(
+                track_retain=track_retain,
+                gates=gates,
+                on_event=on_event,
+                resume_state=None if ranks.sharded else kept,
+            ),
         )
-    scores = compare(original, result.model, reference, splits, device=place, ranks=ranks)
+    scores = compare(original, result.model, reference, splits, device=str(engine.device), ranks=ranks)
     started_from = {"model": model, "weights": None if weights is None else str(weights), "arguments": dict(arguments)}
     with ranks.together():
         if ranks.first:
             facts = {**data_facts, "style_target": style_target}
-            save_unlearned(result, output_dir, scores=scores, original=started_from, data=facts, overwrite=overwrite)
+            result.save(output_dir, scores=scores, original=started_from, data=facts, overwrite=overwrite)
             kept.discard()
     return scores, result.why
 
@@ -202,7 +204,7 @@ def run_sketch(
     taken = take_sketch(loaded, data, images=images, seed=seed, device=str(pick_device(device)))
     with atomic_file(target) as staging:
         taken.save(staging)
-    return {"output": str(target), "images": taken.images, "layers": len(taken.layers)}
+    return {"output": str(target), "images": taken.images, "layers": len(taken.fisher.layers)}
 
 
 def splits_for(

@@ -21,10 +21,12 @@ from famr.evaluation.evaluate import compare
 from famr.metrics.scores import Scores
 from famr.models import Classifier, new_model
 from famr.report.plots import draw_forgetting
-from famr.runs.folder import atomic_folder, check_output, save_trained, save_unlearned, write_json
+from famr.runs.folder import atomic_folder, check_output, write_json
 from famr.training import Trained, Training, fit
-from famr.unlearn.forget import Unlearned, forget
+from famr.unlearn.forget import forget
+from famr.unlearn.history import Monitor
 from famr.unlearn.resolve import enough_epochs
+from famr.unlearn.result import Unlearned
 
 MODEL = "timm:vit_tiny_patch16_224"
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 192, "depth": 3, "num_heads": 3}
@@ -63,9 +65,9 @@ class Story:
         )
         print(
             f"unlearned is the default method: {self.picked}.\n"
-            f"The row of the paper's Alg. 1 is plain SGD on the batch sum, η = {PAPER.settled_rate:g} and batches "
-            f"of {PAPER.batch_size} set for so small a model\n(the paper: η = {FAMR.paper().settled_rate:g} and ViTs "
-            f"of 5 to 300 million weights); λ = {PAPER.settled_strength:g} and {PAPER.epochs} epochs are the paper's.\n"
+            f"The row of the paper's Alg. 1 is plain SGD on the batch sum, η = {PAPER.learning_rate:g} and batches "
+            f"of {PAPER.batch_size} set for so small a model\n(the paper: η = {FAMR.paper().learning_rate:g} and ViTs "
+            f"of 5 to 300 million weights); λ = {PAPER.strength:g} and {PAPER.epochs} epochs are the paper's.\n"
             "One class of a tiny data set: an example of use, not evidence for a method."
         )
         print(
@@ -92,31 +94,30 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> St
     start = new_model(MODEL, data.labels, arguments=SMALL, from_scratch=True, seed=seed)
 
     def trained_on(images: Images, title: str) -> Trained:
-        steps = TRAINING.epochs * max(1, len(images) // TRAINING.batch_size)
-        with progress(steps, title, quiet) as on_event:
+        with progress(TRAINING.steps(len(images)), title, quiet) as on_event:
             return fit(start, images, TRAINING, seed=seed, device="cpu", on_event=on_event)
 
     def forgotten_by(method: FAMR, title: str, model: Classifier) -> Unlearned:
         batches = -(-len(splits.forget) // method.batch_size)
-        steps = (method.epochs or enough_epochs(batches, "natural")) * batches
+        steps = (method.epochs or enough_epochs(batches, natural=True)) * batches
         with progress(steps, title, quiet) as on_event:
-            return forget(model, splits, method, seed=seed, device="cpu", on_event=on_event)
+            return forget(model, splits, method, seed=seed, device="cpu", monitor=Monitor(on_event=on_event))
 
     with atomic_folder(output_dir, overwrite=overwrite) as folder:
         original = trained_on(data.train, "training the original")
-        save_trained(original, folder / "original", data=facts)
+        original.save(folder / "original", data=facts)
         result, paper = (
             forgotten_by(method, f"forgetting class {FORGOTTEN}{how}", original.model)
             for method, how in ((METHOD, ""), (PAPER, " as the paper does"))
         )
         assert splits.retain is not None
         retrained = trained_on(splits.retain, f"retraining without class {FORGOTTEN}")
-        save_trained(retrained, folder / "retrained", data=facts, without=splits.request)
+        retrained.save(folder / "retrained", data=facts, without=splits.request)
         scores, beside = (
             compare(original.model, found.model, retrained.model, splits, device="cpu") for found in (result, paper)
         )
         place: dict[str, Any] = {"model": str(output_dir / "original"), "weights": None, "arguments": {}}
-        save_unlearned(result, folder / "unlearned", scores=scores, original=place, data=facts)
+        result.save(folder / "unlearned", scores=scores, original=place, data=facts)
         draw_forgetting(result.history, f"Forgetting class {FORGOTTEN} of digits", folder / "forgetting.png")
         seconds = {
             "original": original.seconds,

@@ -22,6 +22,7 @@ from famr.models import Classifier, new_model
 from famr.storage.digests import COMPLETE
 from famr.training import Training
 from famr.unlearn.forget import forget
+from famr.unlearn.history import Monitor
 
 SCRATCH = "scratch"
 
@@ -109,8 +110,9 @@ def _method(opened: OpenRun, device: str) -> Method:
 
     def unlearn(model: Classifier, _forget: Images, _retain: Images | None, seed: int) -> Classifier:
         place = None if device == "auto" else device
+        monitor = Monitor(track_retain=False)
         return forget(
-            model, opened.splits, method, style_target=neutral, seed=seed, device=place, track_retain=False
+            model, opened.splits, method, style_target=neutral, seed=seed, device=place, monitor=monitor
         ).model
 
     return Method(json.dumps({"famr": values, "request": opened.request.to_json()}, sort_keys=True), unlearn)

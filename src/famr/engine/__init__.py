@@ -1,1 +1,1 @@
-"""How a step is computed: devices, precision, memory, graphs, several processes."""
+"""How passes and steps are computed; `base` describes the interface and lists the engines."""

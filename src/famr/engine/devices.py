@@ -1,9 +1,8 @@
-"""Where and how precisely to compute, and how to get the same result twice."""
+"""Devices, precision, determinism."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
@@ -16,7 +15,14 @@ Precision = Literal["fp32", "bf16"]
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device asked for, or the best there is: CUDA, then Apple's MPS, then the CPU."""
+    """A device by name, or the best available: CUDA, then Apple's MPS, then the CPU.
+
+    Args:
+        name: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+
+    Raises:
+        RequestError: The name is unknown, or this machine has no such device.
+    """
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -31,15 +37,13 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
-def with_index(device: torch.device) -> torch.device:
-    """The same device with its number: `cuda` is the current one of them."""
-    if device.type != "cuda":
-        return device
-    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-
-
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """bf16 where it was chosen; weights, gradients and losses stay in float32."""
+    """Autocast to bf16; weights, gradients and losses stay in float32.
+
+    Args:
+        device: Where the network computes.
+        precision: `fp32` changes nothing.
+    """
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -47,7 +51,7 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 @contextmanager
 def tf32_matmul() -> Iterator[None]:
-    """On CUDA, fp32 matrix products by tensor cores, which round what is multiplied to 10 bits, as cuDNN's do."""
+    """On CUDA, fp32 matrix products by tensor cores (TF32: 10 bits of mantissa); the setting returns on exit."""
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:  # somebody has chosen for one backend and not for another: so it stays
@@ -64,59 +68,62 @@ def tf32_matmul() -> Iterator[None]:
             backend.fp32_precision = own
 
 
-_ASKING = threading.Lock()
-_asking, _planned = 0, True
+def ready_attention(device: torch.device) -> AbstractContextManager[object]:
+    """Attention kernels that need no planning, for passes without gradients on CUDA.
 
+    cuDNN's are a little faster once planned, which takes a tenth of a second or more for each batch size.
 
-@contextmanager
-def unplanned_attention() -> Iterator[None]:
-    """On CUDA, attention by kernels that are ready at once, in whatever thread.
-
-    cuDNN's, which torch prefers, are a little quicker once they have a plan; it takes a tenth of a second or more to
-    draw one up for each size of batch, which pays where gradients are taken many times.
+    Args:
+        device: Where attention is computed; elsewhere than on CUDA nothing changes.
     """
-    global _asking, _planned
-    with _ASKING:
-        if not _asking:
-            _planned = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-            torch.backends.cuda.enable_cudnn_sdp(False)
-        _asking += 1
-    try:
-        yield
-    finally:
-        with _ASKING:
-            _asking -= 1
-            if not _asking:
-                torch.backends.cuda.enable_cudnn_sdp(_planned)
+    if device.type != "cuda":
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kernels: AbstractContextManager[object] = sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
+    return kernels
 
 
 def single_thread() -> AbstractContextManager[object]:
-    """Small problems on the CPU: where a library takes more threads than there are cores they wait for each other."""
+    """One thread for BLAS and OpenMP: small problems are slower with more threads than cores."""
     from threadpoolctl import threadpool_limits
 
     limits: AbstractContextManager[object] = threadpool_limits(limits=1)
     return limits
 
 
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+"""The variable by which cuBLAS is told to be deterministic."""
+
+
 @contextmanager
 def deterministic(seed: int) -> Iterator[None]:
-    """Everything inside draws from `seed` and uses deterministic kernels; the caller's state comes back after."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be deterministic
+    """Seed torch and use deterministic kernels; all of the caller's state returns on exit.
+
+    Args:
+        seed: Of every random draw inside that has no generator of its own.
+    """
+    workspace = os.environ.get(CUBLAS)
     before = torch.are_deterministic_algorithms_enabled()
-    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    thrifty = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
+    efficient = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
+        os.environ.setdefault(CUBLAS, ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        _fill_memory(False)  # nothing here reads memory it did not write
-        torch.backends.cuda.enable_mem_efficient_sdp(False)  # attention whose gradient differs from call to call
+        _fill_memory(False)  # no code here reads memory that it did not write
+        torch.backends.cuda.enable_mem_efficient_sdp(False)  # its gradient differs from call to call
         try:
             yield
         finally:
-            torch.backends.cuda.enable_mem_efficient_sdp(thrifty)
+            torch.backends.cuda.enable_mem_efficient_sdp(efficient)
             _fill_memory(filled)
-            torch.use_deterministic_algorithms(before, warn_only=warned)
+            torch.use_deterministic_algorithms(before, warn_only=warn_only)
+            if workspace is None:
+                os.environ.pop(CUBLAS, None)
 
 
 def _fill_memory(wanted: bool) -> None:

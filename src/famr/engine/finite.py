@@ -89,17 +89,14 @@ class Sums:
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every number in them is finite; where they are, the device is asked once and not for each."""
-    return _surely_finite(tensors) or all(_is_finite(tensor) for tensor in tensors)
+    """Whether every number is finite; the device is synchronised once.
 
-
-@torch.no_grad()
-def _surely_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether it is certain that all are: Σ|x| is a number only where every x is one, though it may overflow."""
-    if any(hasattr(tensor, "full_tensor") for tensor in tensors):  # in parts on several processes
-        return False
-    sums = torch._foreach_norm([tensor.detach() for tensor in tensors], 1)
-    return bool(torch.isfinite(torch.stack([total.float() for total in sums])).all())
+    Args:
+        tensors: Any tensors, also sharded ones.
+    """
+    flags = [torch.isfinite(tensor.detach()).all() for tensor in tensors]
+    whole = [flag.full_tensor() if hasattr(flag, "full_tensor") else flag for flag in flags]
+    return bool(torch.stack([flag.to(whole[0].device) for flag in whole]).all())
 
 
 def _is_finite(tensor: Tensor) -> bool:

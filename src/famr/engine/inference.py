@@ -11,7 +11,7 @@ from torch import nn
 from famr.data import Images
 from famr.data.loaders import Batch, evaluation_batches
 from famr.data.splits import Splits
-from famr.engine.devices import Precision, autocast, tf32_matmul
+from famr.engine.devices import Precision, autocast, ready_attention, tf32_matmul
 from famr.engine.distributed import ALONE, Ranks
 from famr.engine.oom import halve_on_oom
 from famr.errors import DataError
@@ -45,7 +45,7 @@ def predict_batches(
 ) -> Predictions:
     """Run a model in evaluation mode over batches that are already on its device; every rank gets all answers."""
     logits, targets = [], []
-    with eval_mode(model.module), tf32_matmul():
+    with eval_mode(model.module), tf32_matmul(), ready_attention(device):
         for images, labels, _positions in batches:
             with autocast(device, precision):
                 said = halve_on_oom(lambda some: at_least_float32(model.logits(some)), images)

@@ -1,175 +1,160 @@
-"""Memory that runs out: batches are taken in parts, then blocks are computed twice; the result is the same.
+"""Out-of-memory handling: batches are split into micro-batches, and the result stays the same.
 
-An image's loss does not depend on the others of its batch, as the network is in evaluation mode. So the gradient of a
-batch is the sum of those of its parts, up to the order of the sum. Only where one image is still too much are the
-activations inside each block thrown away and computed again on the way back, which takes a third longer.
+The network is in evaluation mode, so that an image's loss does not depend on the rest of its batch: the gradient of a
+batch is the sum of those of its micro-batches, up to the order of the sum. Where a single image is still too much, its
+activations wait for the backward pass in the host's memory.
 """
 
 from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from famr.data.loaders import Batch
-from famr.engine.bf16 import Standing, standing, weights_standing
-from famr.engine.lean import LeanBackward
+from famr.engine.base import BatchLoss
 from famr.errors import NumericsError, is_out_of_memory
-from famr.models.layers import blocks
 
-MEMORY_OF_A_PART = 4 << 30
-"""Bytes that first or second derivatives of a few dozen images may take; far more than a small network needs."""
-LARGER = 16
-FEW_GRADIENTS = 16 << 20
-"""Bytes of gradients that a CPU may keep from step to step: more take memory, and save next to nothing of a step."""
+Result = TypeVar("Result")
+
+DERIVATIVE_MEMORY = 4 << 30
+"""Bytes that per-image or second derivatives of a few dozen images may take; far more than a small network needs."""
+MOST_TIMES = 16
 
 
-def part_size(few: int, device: torch.device) -> int:
-    """Images at a time: a few, and more where there is memory, as a small network keeps a GPU waiting."""
+def derivative_batch_size(few: int, device: torch.device) -> int:
+    """Images at a time for per-image or second derivatives: `few`, and up to 16 times as many where memory is free.
+
+    Args:
+        few: Size that any device can take.
+        device: Where they are computed.
+    """
     if device.type != "cuda":
         return few
     free, _total = torch.cuda.mem_get_info(device)
-    return int(few * min(LARGER, max(1, free // MEMORY_OF_A_PART)))
+    return int(few * min(MOST_TIMES, max(1, free // DERIVATIVE_MEMORY)))
 
 
 def micro_batches(batch: Batch, parts: int) -> list[tuple[Batch, float]]:
     """A batch in so many parts, as equal as can be, each with its share of the images.
+
+    Args:
+        batch: The batch.
+        parts: How many.
 
     >>> batch = Batch(torch.zeros(5, 1), torch.arange(5), torch.arange(5))
     >>> [(part.labels.tolist(), share) for part, share in micro_batches(batch, 2)]
     [([0, 1, 2], 0.6), ([3, 4], 0.4)]
     """
     size = -(-len(batch.labels) // parts)
-    pieces = zip(*(torch.split(each, size) for each in batch), strict=True)
+    pieces = zip(*(torch.split(tensor, size) for tensor in batch), strict=True)
     return [(Batch(*piece), len(piece[1]) / len(batch.labels)) for piece in pieces]
 
 
-def halve_on_oom(answer: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """The answers to images, without gradients; to half of them at a time where memory does not hold all."""
-    try:
-        return answer(images)
-    except RuntimeError as error:
-        if not is_out_of_memory(error) or len(images) == 1:
-            raise
-    return torch.cat([halve_on_oom(answer, half) for half in torch.split(images, -(-len(images) // 2))])
+def map_in_halves(compute: Callable[[Batch], Result], batch: Batch) -> list[Result]:
+    """`compute` of a batch, or of its halves one after the other where memory does not hold the whole.
 
+    Args:
+        compute: A function of a batch, without a graph.
+        batch: The batch.
 
-def let_go(parameters: Sequence[nn.Parameter]) -> None:
-    """Forget the gradients of the step before."""
-    for parameter in parameters:
-        parameter.grad = None
-
-
-def gradients_are_in_the_way(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether those of the step before are to go before anything else, and not when new ones are about to be made.
-
-    On a CPU those of a small network had better stay: the system would take the memory back, and clear it before it
-    hands it out again, page by page, which takes a good part of a step of few images.
+    Returns:
+        One result, or those of the parts in order.
     """
-    small = sum(parameter.nbytes for parameter in parameters) <= FEW_GRADIENTS
-    return not (small and parameters[0].device.type == "cpu")
+    try:
+        return [compute(batch)]
+    except RuntimeError as error:
+        if not is_out_of_memory(error) or len(batch.labels) == 1:
+            raise
+    return [result for half, _ in micro_batches(batch, 2) for result in map_in_halves(compute, half)]
 
 
-class InParts(Protocol):
-    """Whatever else takes batches of its own, and cuts them into as many parts."""
+def halve_on_oom(compute: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """The same for a function of images that gives one row an image.
 
-    parts: int
+    Args:
+        compute: A function without a graph.
+        images: Its argument.
+    """
+    parts = map_in_halves(lambda batch: compute(batch.images), Batch(images, images, images))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-class Scarce:
-    """How a run makes do with the memory there is; as long as there is enough it changes nothing."""
+class MicroBatches:
+    """The gradient of a batch in as many parts as memory allows; once there are more parts, it stays so."""
 
-    def __init__(self, module: nn.Module, others: Sequence[InParts] = ()) -> None:
-        self._module, self._others = module, others
+    def __init__(self) -> None:
         self.parts = 1
-        """Into how many parts each batch is cut."""
-        self._recomputing = ExitStack()
-        self._recomputes = False
-        self._moves = False
+        self._activations_on_host = False
 
-    def begin(self) -> None:
-        """A step begins anew; one that was only written down before has moved nothing."""
-        self._moves = False
+    def gradient(
+        self, loss: BatchLoss, batch: Batch, parameters: Sequence[nn.Parameter]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The loss of a batch and its gradient; more parts are tried where memory runs out.
 
-    def about_to_move(self) -> None:
-        """What has begun to change the weights cannot be begun again."""
-        self._moves = True
+        Args:
+            loss: A loss whose sum or mean over images splits over micro-batches.
+            batch: The batch.
+            parameters: In which the gradient is taken.
 
-    def taken(self, step: Callable[[], Tensor], images: int) -> Tensor:
-        """Take a step of so many images; where memory runs out before it moves the weights, more thriftily."""
+        Raises:
+            NumericsError: There is too little memory for a single image.
+        """
         while True:
-            self.begin()
             try:
-                return step()
+                return self._accumulate(loss, batch, parameters)
             except RuntimeError as error:
-                if not is_out_of_memory(error) or self._moves:
+                capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+                if not is_out_of_memory(error) or capturing:
                     raise
-                told = str(error).splitlines()[0]
-            self._economise(images, told)  # outside of `except`, which would keep everything of the step alive
+                reason = str(error).splitlines()[0]
+            self._use_less_memory(len(batch.labels), reason)  # outside of `except`, which keeps the graph alive
 
-    def _economise(self, images: int, told: str) -> None:
-        self._module.zero_grad()
+    def _accumulate(
+        self, loss: BatchLoss, batch: Batch, parameters: Sequence[nn.Parameter]
+    ) -> tuple[Tensor, list[Tensor]]:
+        parts = [(batch, 1.0)] if self.parts == 1 else micro_batches(batch, self.parts)
+        total, gradient = None, None
+        with torch.autograd.graph.save_on_cpu() if self._activations_on_host else nullcontext():
+            for part, share in parts:
+                value = loss(part) * share if loss.reduction == "mean" and share != 1 else loss(part)
+                piece = gradient_of(value, parameters)
+                total = value.detach() if total is None else total + value.detach()
+                gradient = piece if gradient is None else [a + b for a, b in zip(gradient, piece, strict=True)]
+        assert total is not None
+        assert gradient is not None
+        return total, gradient
+
+    def _use_less_memory(self, images: int, reason: str) -> None:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if self.parts < images:
             self.parts = min(2 * self.parts, images)
-            for other in self._others:
-                other.parts = self.parts
-            how = f"each batch is taken in {self.parts} parts"
-        elif not self._recomputes:
-            self._recomputing.enter_context(recomputed(self._module))
-            self._recomputes = True
-            how = "one image at a time, each block computed twice"
+            how = f"each batch is split into {self.parts} micro-batches"
+        elif not self._activations_on_host:
+            self._activations_on_host = True
+            how = "one image at a time, its activations in the host's memory"
         else:
             raise NumericsError(
                 "There is not enough memory, even for one image at a time.",
-                where=told,
+                where=reason,
                 fix="Use a device with more memory, or --device cpu. Nothing was written; the original is unchanged.",
             )
         warnings.warn(f"Memory ran out; {how}. The result is the same, it takes longer.", stacklevel=2)
 
-    def close(self) -> None:
-        """Leave the network as it was."""
-        self._recomputing.close()
 
+def gradient_of(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """∇loss, with zeros for a parameter that the loss does not depend on.
 
-def _same_ways(block: nn.Module) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Around a block when it is computed first: what is there already. When it is computed again: the same."""
-    return nullcontext(), _again_with(weights_standing(block), lean=LeanBackward.lasting > 0)
-
-
-@contextmanager
-def _again_with(weights: Standing, lean: bool) -> Iterator[None]:
-    with standing(weights), LeanBackward() if lean else nullcontext():
-        yield
-
-
-@contextmanager
-def recomputed(module: nn.Module) -> Iterator[None]:
-    """Each block keeps its input alone, and is computed again for the gradient."""
-    found = [module] if isinstance(module, nn.Sequential) else list(blocks(module))
-
-    def again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def twice(*inputs: Any, **named: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return forward(*inputs, **named)
-            ways = partial(_same_ways, block)
-            return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=ways, **named)
-
-        return twice
-
-    for block in found:
-        block.forward = again(block, block.forward)
-    try:
-        yield
-    finally:
-        for block in found:
-            del block.forward
+    Args:
+        loss: A number with a graph.
+        parameters: In which the gradient is taken.
+    """
+    gradient = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradient, strict=True)]

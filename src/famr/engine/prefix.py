@@ -1,159 +1,231 @@
-"""Speed: what lies before the first layer that may change makes the same of an image each time; it does so once.
+"""The frozen-prefix cache: activations before the first trainable block are computed once an image.
 
-Where late layers are edited, most of a network is never touched. Its frozen front is walked once for each image, and
-what comes out is kept; steps and looks begin there. No gradient ever went further.
-
-To begin there the network is given one blank image. The frozen blocks let it pass, and where the first edited block
-begins, what was kept takes its place. That is done only with networks that answer the same this way, to the last bit.
+Where only late layers change, the blocks before them give the same activations in every step. They are computed once
+and kept; steps and evaluation passes start from there. To start there the network is called on one blank image, and a
+hook puts the kept activations in place of the blank's, in front of the first trainable block. That is done only where
+the logits are then the same to the last bit, which is tried on a few images first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from famr.data import Images
-from famr.data.loaders import SHARE, Batch, Batches, evaluation_batches, order, resident
-from famr.data.transforms import Preprocessing
+from famr.data.loaders import Batch, Batches, order
+from famr.engine.devices import Precision
 from famr.engine.oom import halve_on_oom
+from famr.engine.plain import PlainEngine, PlainSession
+from famr.models import Classifier
 from famr.models.layers import blocks, call_order
 
-ROOM = 1 << 30
-"""Bytes that may be kept on a CPU."""
-
-Logits = Callable[[Tensor], Tensor]
-"""The answers of a network to images, in the precision of the run."""
+CPU_CACHE = 1 << 30
+"""Bytes of activations that are kept in a CPU's memory."""
+GPU_SHARE = 4
+"""Activations may take one part in so many of the free memory of a GPU."""
+TRIED = 4
+"""Images on which a prefix is tried."""
 
 
 class _Reached(Exception):  # noqa: N818
-    """The edited part begins; what it is given is known."""
+    """The first trainable block is reached; its input is known."""
 
 
-class Front:
-    """The frozen beginning of a network."""
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """The frozen beginning of a network.
 
-    def __init__(self, logits: Logits, frozen: list[nn.Module], edited: nn.Module, blank: Tensor) -> None:
-        self._logits, self._frozen, self._edited = logits, frozen, edited
-        self.blank = blank
-        """One image, which stands for all that was kept."""
-        self.each = 0
-        """Bytes that are kept of an image."""
-        self.a_step: int | None = None
-        """Images of a step, where it is known: walking them may take no more memory."""
-        self.seconds = 0.0
-        """What walking it for the sake of the steps has taken so far."""
-        self._kept: dict[tuple[int, bytes], Tensor] = {}
+    Attributes:
+        first_trainable: The block in front of which it ends.
+        blank: One image (1, channels, height, width), which stands for all kept ones.
+        shape: Shape of one image's activations.
+        nbytes: Their size.
+    """
 
-    @torch.no_grad()
-    def walked(self, images: Tensor) -> Tensor:
-        """What the first edited block is given for these images."""
-        found: list[Tensor] = []
+    first_trainable: nn.Module
+    blank: Tensor
+    shape: torch.Size
+    nbytes: int
 
-        def stop(_block: nn.Module, inputs: tuple[Any, ...]) -> None:
-            found.append(inputs[0])
-            raise _Reached
+    def fits(self, images: int) -> bool:
+        """Whether activations of so many images are little beside the free memory.
 
-        handle = self._edited.register_forward_pre_hook(stop)
-        try:
-            self._logits(images)
-        except _Reached:
-            pass
-        finally:
-            handle.remove()
-        return found[0]
+        Args:
+            images: How many.
+        """
+        device = self.blank.device
+        room = torch.cuda.mem_get_info(device)[0] // GPU_SHARE if device.type == "cuda" else CPU_CACHE
+        return self.nbytes * images <= room
 
-    @contextmanager
-    def behind(self, kept: Tensor) -> Iterator[None]:
-        """The network begins with what was kept, whatever image it is given."""
 
-        def instead(_block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (kept, *inputs[1:])
+@torch.no_grad()
+def activations(block: nn.Module, forward: Callable[[], object]) -> Tensor:
+    """The input of a block in a forward pass, which ends there.
 
-        before = [vars(block).get("forward") for block in self._frozen]
-        handle = self._edited.register_forward_pre_hook(instead)
-        for block in self._frozen:
-            block.forward = _let_pass
-        try:
-            yield
-        finally:
-            handle.remove()
-            for block, own in zip(self._frozen, before, strict=True):
-                if own is None:
-                    del block.forward
-                else:
-                    block.forward = own
+    Args:
+        block: A block of the network.
+        forward: Runs the network.
+    """
+    inputs: list[Tensor] = []
 
-    def passes(
-        self,
-        images: Images,
-        preprocessing: Preprocessing,
-        batch_size: int,
-        device: torch.device,
-        *,
-        for_steps: bool = True,
-    ) -> Batches:
-        """Passes over images as `image_batches` makes them, with what was kept in the place of pixels."""
-        source = (id(images.cache), images.rows.numpy().tobytes())
+    def stop(_block: nn.Module, given: tuple[Any, ...]) -> None:
+        inputs.append(given[0])
+        raise _Reached
+
+    handle = block.register_forward_pre_hook(stop)
+    try:
+        forward()
+    except _Reached:
+        pass
+    finally:
+        handle.remove()
+    return inputs[0]
+
+
+@contextmanager
+def replaced_input(block: nn.Module, kept: Tensor) -> Iterator[None]:
+    """Give a block `kept` in place of its input, for as long as the context lasts.
+
+    Args:
+        block: A block of the network.
+        kept: Activations.
+    """
+    handle = block.register_forward_pre_hook(lambda _block, given: (kept, *given[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def find_prefix(module: nn.Module, logits: Callable[[Tensor], Tensor], images: Tensor) -> Prefix | None:
+    """The blocks before the first one with a trainable parameter.
+
+    Args:
+        module: The network; `requires_grad` tells which parameters change.
+        logits: The network's logits on images, in the precision of the run.
+        images: A few images to try it on.
+
+    Returns:
+        None where nothing before the first trainable block is frozen, where a trainable parameter lies outside of the
+        blocks, or where the network's logits are not the same with replaced activations.
+    """
+    rank = call_order(module, lambda: logits(images))
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    trained = [rank[name] for name, parameter in module.named_parameters() if parameter.requires_grad]
+    ranks = {block: [rank[names[id(p)]] for p in block.parameters()] for block in blocks(module)}
+    row = sorted((block for block in ranks if ranks[block]), key=lambda block: min(ranks[block]))
+    first = next((block for block in row if any(p.requires_grad for p in block.parameters())), None)
+    if first is None or min(trained) < min(ranks[first]):
+        return None
+    if not any(max(ranks[block]) < min(ranks[first]) for block in row):
+        return None
+    blank = torch.zeros_like(images[:1])
+    try:
+        with torch.no_grad():
+            expected = logits(images)
+            kept = activations(first, lambda: logits(images))
+            with replaced_input(first, kept):
+                same = torch.equal(logits(blank), expected)
+    except Exception:  # of whatever kind: the network is not a row of blocks
+        return None
+    if not same or len(kept) != len(images) or kept.shape[1:] == images.shape[1:]:
+        return None
+    return Prefix(first, blank, kept.shape[1:], kept.nbytes // len(images))
+
+
+class PrefixSession(PlainSession):
+    """A plain session whose batches hold the activations after a frozen prefix, where there is one.
+
+    Args:
+        original: The classifier that is copied.
+        device: Where the copy computes.
+        precision: Of the forward passes.
+        step_size: Images of a step, where it is known.
+    """
+
+    def __init__(self, original: Classifier, device: torch.device, precision: Precision, step_size: int | None) -> None:
+        super().__init__(original, device, precision, step_size)
+        self._prefix: Prefix | None = None
+        self._may_have_prefix = False
+        self._activations: dict[tuple[int, bytes], Tensor] = {}
+
+    def train_only(self, names: Container[str], *, cache_prefix: bool = True) -> None:  # noqa: D102
+        super().train_only(names)
+        frozen = any(not parameter.requires_grad for parameter in self.model.module.parameters())
+        self._may_have_prefix, self._prefix = cache_prefix and frozen, None
+        self._activations.clear()
+
+    def batches(self, images: Images, size: int) -> Batches:  # noqa: D102
+        prefix = self._prefix_for(images)
+        if prefix is None or not prefix.fits(len(images)):
+            return self.image_batches(images, size)
 
         def one_pass(seed: int | None) -> Iterator[Batch]:
-            if source not in self._kept:
-                resident(images, preprocessing, device)  # reading them is not what this saves
-                every = evaluation_batches(images, preprocessing, device, a_step=self.a_step)(None)
-                self._kept[source] = torch.cat([self._timed(batch.images, for_steps) for batch in every])
-            targets, places = images.targets.to(device), order(len(images), seed).to(device)
-            for positions in torch.split(places, batch_size):
-                yield Batch(self._kept[source][positions], targets[positions], positions)
+            kept, targets = self._kept(prefix, images), images.targets.to(self.device)
+            for positions in torch.split(order(len(images), seed).to(self.device), size):
+                yield Batch(kept[positions], targets[positions], positions)
 
         return one_pass
 
-    def _timed(self, images: Tensor, for_steps: bool) -> Tensor:
-        begun = time.perf_counter()
-        kept = halve_on_oom(self.walked, images)
-        if images.is_cuda:
-            torch.cuda.synchronize(images.device)
-        self.seconds += for_steps * (time.perf_counter() - begun)
-        return kept
+    def logits(self, batch: Batch) -> Tensor:  # noqa: D102
+        if self._prefix is None or batch.images.shape[1:] != self._prefix.shape:
+            return super().logits(batch)
+        with replaced_input(self._prefix.first_trainable, batch.images):
+            return self._logits_of(self._prefix.blank)
+
+    def _logits_of(self, images: Tensor) -> Tensor:
+        return super().logits(Batch(images, images, images))
+
+    def _prefix_for(self, images: Images) -> Prefix | None:
+        if self._may_have_prefix:
+            self._may_have_prefix = False
+            sample = images.take(torch.arange(min(TRIED, len(images))))
+            batch = next(iter(self.image_batches(sample, TRIED)(None)))
+            self._prefix = find_prefix(self.model.module, self._logits_of, batch.images)
+        return self._prefix
+
+    def _kept(self, prefix: Prefix, images: Images) -> Tensor:
+        """Activations of all images, computed in the first pass over them."""
+        key = (id(images.cache), images.rows.numpy().tobytes())
+
+        def inputs_of_block(pixels: Tensor) -> Tensor:
+            return activations(prefix.first_trainable, lambda: self._logits_of(pixels))
+
+        if key not in self._activations:
+            parts = []
+            for batch in self.image_batches(images, self._evaluation_size)(None):
+                start = time.perf_counter()
+                parts.append(halve_on_oom(inputs_of_block, batch.images))
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                self.setup_seconds += time.perf_counter() - start
+            self._activations[key] = torch.cat(parts)
+        return self._activations[key]
 
 
-def frozen_front(module: nn.Module, logits: Logits, beyond: Callable[[Front], Logits], some: Tensor) -> Front | None:
-    """The blocks before the first one with a weight that may change; None where there are none, or that will not do.
+@dataclass(frozen=True)
+class PrefixEngine(PlainEngine):
+    """Opens sessions with a frozen-prefix cache: the default on a CPU.
 
-    `beyond` gives the answers of the same network that begins behind its front. `some` are a few images to try it on.
+    Attributes:
+        device: Where they compute.
     """
-    said: list[Tensor] = []
-    rank = call_order(module, lambda: said.append(logits(some)))
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    edited = [rank[name] for name, parameter in module.named_parameters() if parameter.requires_grad]
-    used = {block: [rank[names[id(weight)]] for weight in block.parameters()] for block in blocks(module)}
-    row = sorted((block for block in used if used[block]), key=lambda block: min(used[block]))
-    free = [block for block in row if any(weight.requires_grad for weight in block.parameters())]
-    if not free:
-        return None
-    frozen = [block for block in row if max(used[block]) < min(used[free[0]])]
-    if not frozen or min(edited) < min(used[free[0]]):
-        return None
-    front = Front(logits, frozen, free[0], torch.zeros_like(some[:1]))
-    try:
-        with torch.no_grad():
-            kept = front.walked(some)
-            same = torch.equal(beyond(front)(kept), said[0])
-    except Exception:  # of whatever kind: it is built in another way than a row of blocks
-        return None
-    front.each = kept.nbytes // len(some)
-    return front if same else None
 
+    @contextmanager
+    def session(
+        self, original: Classifier, precision: Precision = "fp32", step_size: int | None = None
+    ) -> Iterator[PrefixSession]:
+        """Open a session; see `base.Engine`.
 
-def fits(front: Front, images: int) -> bool:
-    """Whether what is kept of so many images is little beside the memory there is."""
-    place = front.blank.device
-    room = torch.cuda.mem_get_info(place)[0] // SHARE if place.type == "cuda" else ROOM
-    return front.each * images <= room
-
-
-def _let_pass(hidden: Any, *_others: Any, **_named: Any) -> Any:
-    return hidden
+        Args:
+            original: The classifier; it is copied and stays as it is.
+            precision: Of the forward passes.
+            step_size: Images of a step, where it is known.
+        """
+        yield PrefixSession(original, self.device, precision, step_size)

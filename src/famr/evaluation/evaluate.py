@@ -18,7 +18,7 @@ from famr.models import Classifier
 from famr.models.labels import require_same_labels
 
 if TYPE_CHECKING:
-    from famr.unlearn.forget import Unlearned
+    from famr.unlearn.result import Unlearned
 
 
 def evaluate(

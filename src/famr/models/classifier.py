@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from famr.data.transforms import Preprocessing
-from famr.engine.devices import unplanned_attention
 from famr.errors import CheckpointError, RequestError
 from famr.models.fresh import fresh_copy
 from famr.models.weights import save_weights, state_digest
@@ -77,8 +76,7 @@ class Classifier:
 
     def logits(self, images: Tensor) -> Tensor:
         """(batch, classes), whatever the library wraps around it."""
-        with unplanned_attention() if images.is_cuda and not torch.is_grad_enabled() else nullcontext():
-            return logits_of(self.module(images))
+        return logits_of(self.module(images))
 
     def require_preprocessing(self) -> Preprocessing:
         """How to prepare images for this network; an error where nobody has said."""

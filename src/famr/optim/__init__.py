@@ -1,1 +1,21 @@
-"""Update rules of Alg. 1."""
+"""How θ moves: the update of Alg. 1, and others that take the same gradients.
+
+To add an update rule: a file with a class that has the methods of `base.UpdateRule`, and a line here; the first line of
+its docstring is the help text of `--optimiser`.
+"""
+
+from __future__ import annotations
+
+from famr.optim.adam import Adam, AdamW
+from famr.optim.base import UpdateRule
+from famr.optim.natural import Natural
+from famr.optim.sgd import SGD
+
+__all__ = ["OPTIMISERS", "UpdateRule"]
+
+OPTIMISERS: dict[str, type[UpdateRule]] = {
+    "natural": Natural,
+    "sgd": SGD,
+    "adam": Adam,
+    "adamw": AdamW,
+}

@@ -1,74 +1,84 @@
-"""The step in the anchor's own metric, as long as the loss itself says.
+"""The natural step: the anchor is the metric of the step, and the loss itself gives its length.
 
-    θ ← θ − η · L/(gᵀPg) · P g          g = ∇L_forget + Σ λ∇A over the answers held,  P = (I + sF)⁻¹
+    θ ← θ − η · L/(gᵀPg) · P g          g = ∇L_forget + Σ λ∇A of the further anchors,  P = (I + sF)⁻¹
 
-P shrinks the directions on which retained answers depend (F is their Fisher information, s the strength) and leaves
-the others free: the natural gradient of the retained answers. L/(gᵀPg) is the step after which L would be zero if it
-were linear [Polyak]; so η = 1/2 means half of it, whatever the network's scale. The anchor is here the metric of the
-step, not a penalty: s = 0 is the plain gradient. η falls along a cosine.
+P shrinks the directions on which retained predictions depend (F is their Fisher information, s the strength) and leaves
+the others free: the natural gradient of the retained predictions. L/(gᵀPg) is the step after which L would be zero if
+it were linear [Polyak]; so η = 1/2 means half of it, whatever the network's scale. s = 0 is the plain gradient.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from famr.anchors import AnchorTerm, KFACAnchor, WeightAnchor
+from famr.anchors import AnchorTerm, WeightAnchor
 from famr.errors import RequestError
+from famr.optim.base import with_anchors
+from famr.optim.schedules import cosine
 
 FLATTEST = 1e-12
+"""The least gᵀPg that is divided by."""
 
 
-def cosine(step: int, steps: int) -> float:
-    """1 in the first step, falling to nearly 0 in the last.
+class Natural:
+    """A step in the metric of the weight anchor, as long as the loss says; η falls along a cosine.
 
-    >>> [round(cosine(step, 4), 3) for step in (0, 1, 2, 3)]
-    [1.0, 0.854, 0.5, 0.146]
+    Args:
+        parameters: θ.
+        anchors: A weight anchor first, which gives the metric; then further anchors.
+
+    Raises:
+        RequestError: The first anchor is not a metric of the weights.
     """
-    return (1 + math.cos(math.pi * step / steps)) / 2
+
+    uses_metric: ClassVar[bool] = True
+    default_rate: ClassVar[float] = 0.5
+    function_strength: ClassVar[float] = 5.0
+
+    def __init__(self, parameters: Sequence[nn.Parameter], anchors: Sequence[AnchorTerm]) -> None:
+        (metric, self._strength), *self._anchors = anchors
+        if not isinstance(metric, WeightAnchor):
+            raise RequestError("The natural step needs an anchor of the weights first.", where="optimiser")
+        self._metric, self._parameters = metric, parameters
+        self._rate = torch.zeros((), device=parameters[0].device)
+
+    def rate_at(self, rate: float, step: int, steps: int) -> float:  # noqa: D102
+        return rate * cosine(step, steps)
+
+    def set_rate(self, rate: float) -> None:  # noqa: D102
+        self._rate.fill_(rate)
+
+    def step(self, loss: Tensor, gradient: Sequence[Tensor]) -> None:  # noqa: D102
+        total = with_anchors(gradient, self._parameters, self._anchors)  # g
+        with torch.no_grad():
+            direction = self._metric.precondition(total, self._strength)  # P g
+            length = self._rate * step_length(loss, total, direction)
+            for parameter, d in zip(self._parameters, direction, strict=True):
+                parameter.sub_(length * d)
+
+    def state(self) -> dict[str, Tensor]:  # noqa: D102
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """There is none."""
 
 
 @torch.no_grad()
 def step_length(loss: Tensor, gradient: Sequence[Tensor], direction: Sequence[Tensor]) -> Tensor:
     """L/(gᵀPg): where the loss would reach zero along −P g, were it linear.
 
+    Args:
+        loss: L.
+        gradient: g.
+        direction: P g.
+
     >>> g = [torch.tensor([3.0, 4.0])]
     >>> step_length(torch.tensor(5.0), g, g)
     tensor(0.2000)
     """
-    products = torch._foreach_mul(list(gradient), list(direction))
-    slope = torch.stack([product.sum() for product in products]).sum()
-    return loss.detach() / slope.clamp(min=FLATTEST)
-
-
-def get_ready(anchors: Sequence[AnchorTerm]) -> None:
-    """Find what the metric needs for all steps, which one that is captured must find there."""
-    if isinstance(anchors[0].anchor, KFACAnchor):
-        anchors[0].anchor.find_eigenvectors()
-
-
-def natural_step(
-    parameters: Sequence[nn.Parameter],
-    anchors: Sequence[AnchorTerm],
-    loss: Tensor,
-    rate: Tensor | float,
-    about_to_move: Callable[[], None] | None = None,
-) -> None:
-    """One step in place; the gradient of `loss` is in the parameters. The first anchor gives the metric."""
-    (metric, strength), *others = anchors
-    if not isinstance(metric, WeightAnchor):
-        raise RequestError("The natural step needs an anchor of the weights first.", where="optimiser")
-    gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    for anchor, weight in others:
-        pulls = anchor.gradient(parameters)
-        gradient = list(torch._foreach_add(gradient, list(pulls), alpha=weight))
-    with torch.no_grad():
-        direction = metric.precondition(gradient, strength)  # P g
-        length = rate * step_length(loss, gradient, direction)
-        steps = torch._foreach_mul(list(direction), length)
-        if about_to_move is not None:
-            about_to_move()
-        torch._foreach_sub_(list(parameters), steps)
+    decrease = torch.stack([(g * d).sum() for g, d in zip(gradient, direction, strict=True)]).sum()
+    return loss.detach() / decrease.clamp(min=FLATTEST)

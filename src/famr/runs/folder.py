@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from famr._version import __version__
-from famr.config import FAMR
 from famr.data.request import Request
 from famr.data.splits import EarlierRequest
 from famr.errors import CheckpointError, RequestError, StorageError
-from famr.metrics.scores import Scores
 from famr.models import Classifier
-from famr.runs.card import trained_card, unlearned_card
 from famr.storage.digests import COMPLETE, check_complete, seal, seal_without
 from famr.storage.leftovers import sweep_inside
 from famr.storage.locks import locked
@@ -26,9 +22,6 @@ from famr.storage.space import require_space
 from famr.storage.staging import atomic_file as atomic_file
 from famr.storage.staging import atomic_folder as atomic_folder
 from famr.storage.staging import check_output as check_output
-from famr.training import Trained
-from famr.unlearn.forget import Unlearned
-from famr.unlearn.history import HistoryRow
 
 LIBRARIES = ("torch", "torchvision", "timm", "transformers", "safetensors", "pillow", "numpy")
 
@@ -66,90 +59,45 @@ def bytes_of(model: Classifier) -> int:
     return sum(tensor.nbytes for tensor in model.module.state_dict().values())
 
 
-def _without_folders(request: Request, data: Mapping[str, Any] | None) -> Request:
-    """The request, with samples that were named by their whole path named as the data names them."""
-    root = Path(str((data or {}).get("spec") or "").partition(":")[2] or ".").resolve()
-    names = [
-        Path(str(sample)).relative_to(root).as_posix() if Path(str(sample)).is_relative_to(root) else sample
-        for sample in request.samples
-    ]
-    return replace(request, samples=names)
-
-
-def save_unlearned(
-    result: Unlearned,
+def write_run(
     target: Path,
+    model: Classifier,
+    section: str,
+    run: Mapping[str, Any],
     *,
-    scores: Scores | None = None,
-    original: Mapping[str, Any] | None = None,
-    data: Mapping[str, Any] | None = None,
+    history: Iterable[Mapping[str, Any]],
+    files: Mapping[str, Mapping[str, Any] | None],
+    card: str,
     overwrite: bool = False,
 ) -> Path:
-    """Write an unlearned model, its request, its history and its metrics.
+    """Write a run folder, whole or not at all.
 
-    `original` and `data` say how both were opened, so that the run can be measured again from its records.
+    Args:
+        target: The folder.
+        model: Its weights and configuration are written as its own library does.
+        section: Subfolder of the records: `unlearning` or `training`.
+        run: Content of run.json; paths in it are stored relative to the folder.
+        history: Rows of history.jsonl.
+        files: Further JSON files of the section by name; None leaves one out.
+        card: README.md.
+        overwrite: Replace a folder that famr wrote.
+
+    Returns:
+        The folder.
+
+    Raises:
+        StorageError: There is no room, or the folder exists.
     """
-    require_space(target, bytes_of(result.model))
+    require_space(target, bytes_of(model))
     with atomic_folder(target, overwrite=overwrite) as folder:
-        result.model.architecture.save(result.model, folder)
-        digest = result.model.digest()
-        write_json(folder / "unlearning/request.json", _without_folders(result.request, data).to_json())
-        write_lines(folder / "unlearning/history.jsonl", (asdict(row) for row in result.history))
-        if scores is not None:
-            write_json(folder / "unlearning/metrics.json", scores.to_json())
-        run = {
-            **result.to_json(),
-            "original": {
-                **(original or {"model": result.original.spec, "weights": None, "arguments": {}}),
-                "weights_sha256": result.original.digest(),
-            },
-            "unlearned": {"weights_sha256": digest},
-            "data": data,
-            "environment": environment(result.device),
-        }
-        write_json(folder / "unlearning/run.json", with_portable_paths(run, target))
-        (folder / "README.md").write_text(unlearned_card(result, scores), encoding="utf-8")
+        model.architecture.save(model, folder)
+        for name, content in files.items():
+            if content is not None:
+                write_json(folder / section / name, content)
+        write_lines(folder / section / "history.jsonl", history)
+        write_json(folder / section / "run.json", with_portable_paths(run, target))
+        (folder / "README.md").write_text(card, encoding="utf-8")
     return target
-
-
-def save_trained(
-    trained: Trained,
-    target: Path,
-    *,
-    metrics: Mapping[str, Any] | None = None,
-    data: Mapping[str, Any] | None = None,
-    without: Request | None = None,
-    overwrite: bool = False,
-) -> Path:
-    """Write a trained model and how it was trained; `without` is what it never saw."""
-    require_space(target, bytes_of(trained.model))
-    with atomic_folder(target, overwrite=overwrite) as folder:
-        trained.model.architecture.save(trained.model, folder)
-        write_lines(folder / "training/history.jsonl", (asdict(row) for row in trained.history))
-        if metrics is not None:
-            write_json(folder / "training/metrics.json", metrics)
-        run = {
-            **trained.to_json(),
-            "without": None if without is None else without.to_json(),
-            "weights_sha256": trained.model.digest(),
-            "data": data,
-            "environment": environment(trained.device),
-        }
-        write_json(folder / "training/run.json", with_portable_paths(run, target))
-        (folder / "README.md").write_text(trained_card(trained, without, metrics), encoding="utf-8")
-    return target
-
-
-def load_unlearned(folder: Path, model: Classifier, original: Classifier) -> Unlearned:
-    """The outcome of a run from its records and its two models."""
-    request, run = read_unlearning(folder)
-    try:
-        lines = (folder / "unlearning/history.jsonl").read_text(encoding="utf-8").splitlines()
-        history = tuple(HistoryRow(**json.loads(line)) for line in lines)
-        method = FAMR.from_json({name: value for name, value in run["method"].items() if name != "name"})
-        return Unlearned(model, original, request, method, run["seed"], history, run["device"], run["why"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
 
 
 def add_to_run(folder: Path, files: Mapping[str, str]) -> None:

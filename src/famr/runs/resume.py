@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from famr._version import __version__
 from famr.errors import CheckpointError, RequestError, StorageError
@@ -121,34 +121,6 @@ class ResumeState:
             where=self.folder.name,
             fix="Leave out --resume to begin anew; nothing else is lost.",
         )
-
-
-def optimiser_tensors(optimiser: torch.optim.Optimizer | None) -> dict[str, Tensor]:
-    """What an optimiser remembers, by the place of the parameter."""
-    if optimiser is None:
-        return {}
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    return {
-        f"optimiser.{place}.{name}": value
-        for place, parameter in enumerate(parameters)
-        for name, value in optimiser.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }
-
-
-def restore_optimiser(optimiser: torch.optim.Optimizer | None, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimiser_tensors`."""
-    if optimiser is None:
-        return
-    parameters: list[nn.Parameter] = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    for key, value in tensors.items():
-        kind, _, rest = key.partition(".")
-        if kind == "optimiser":
-            place, _, name = rest.partition(".")
-            parameter = parameters[int(place)]
-            on_device = name != "step" or optimiser.defaults.get("capturable") or optimiser.defaults.get("fused")
-            there = parameter.device if on_device else torch.device("cpu")
-            optimiser.state[parameter][name] = value.to(there)
 
 
 def _digest(value: object) -> str:

@@ -1,54 +1,57 @@
-"""A stand-in for the model that never saw a style: a linear classifier on a layer's features of retained images.
-
-Features in the middle of a network are general enough that a style which the classifier never saw is about as hard for
-it as for a network trained without that style; and training it takes a second, not a retraining.
-"""
+"""The probe target: for styles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from famr.data import Images
-from famr.data.loaders import Batch, order
 from famr.engine.devices import single_thread
-from famr.engine.distributed import ALONE, Ranks
 from famr.errors import RequestError
-from famr.models.activations import LayerOutput
+from famr.targets.base import Target, TargetInputs
 
-RIDGE = 0.1
-"""Inverse strength of the classifier's ℓ₂ penalty, for standardised features."""
+INVERSE_PENALTY = 0.1
+"""scikit-learn's C of the classifier's ℓ₂ penalty, for standardised features."""
 
-IMAGES = 5000
-"""The most retained images it is trained on."""
-
-
-def probe_images(retain: Images | None) -> Images | None:
-    """Retained images for the classifier, drawn with a fixed seed."""
-    return None if retain is None else retain.take(order(len(retain), 0)[:IMAGES])
+PROBE_IMAGES = 5000
+"""The most retained images that it is trained on."""
 
 
-@torch.no_grad()
-def mean_features(
-    module: nn.Module, tap: LayerOutput, batches: Iterable[Batch], ranks: Ranks = ALONE
-) -> tuple[Tensor, Tensor]:
-    """Each image's activations of the layer, averaged over positions; and the labels."""
-    features, labels = [], []
-    for batch in batches:
-        module(batch.images)
-        found = tap.features(len(batch.images)).mean(dim=-1).float()
-        features.append(ranks.gather(found, len(batch.labels)).cpu())
-        labels.append(batch.labels.cpu())
-    return torch.cat(features), torch.cat(labels)
+def probe(inputs: TargetInputs) -> Target:
+    """The prediction of a linear classifier on mid-network features that never saw the style: for styles.
+
+    Features in the middle of a network are general enough that an unseen style is about as hard for the classifier as
+    for a network trained without that style; and it trains in a second.
+
+    Args:
+        inputs: Reads `features`.
+
+    Raises:
+        RequestError: There is no style layer, or there are no labelled retained images of two classes.
+    """
+    if inputs.features is None:
+        raise RequestError(
+            "The probe target needs a style layer and labelled retained images.",
+            where="target",
+            fix="Use masked, reference or uniform; for a style give the whole data.",
+        )
+    retained, labels, forget = inputs.features()
+    return Target(probe_target(retained, labels, forget, inputs.classes))
 
 
-def probe_target(kept: Tensor, labels: Tensor, forget: Tensor, classes: int) -> Tensor:
-    """What a logistic regression on `kept` features answers to the `forget` ones; 0 for a class it never saw.
+def probe_target(retained: Tensor, labels: Tensor, forget: Tensor, classes: int) -> Tensor:
+    """Probabilities of a logistic regression fitted to `retained` features on the `forget` ones.
 
-    >>> kept, labels = torch.tensor([[-1.0], [-1.0], [1.0], [1.0]]), torch.tensor([0, 0, 2, 2])
-    >>> probe_target(kept, labels, torch.tensor([[0.0]]), classes=3)
+    Args:
+        retained: (images, channels).
+        labels: (images,).
+        forget: (images, channels).
+        classes: C; a class that the regression never saw gets 0.
+
+    Raises:
+        RequestError: There are fewer than two classes, or images without labels.
+
+    >>> retained, labels = torch.tensor([[-1.0], [-1.0], [1.0], [1.0]]), torch.tensor([0, 0, 2, 2])
+    >>> probe_target(retained, labels, torch.tensor([[0.0]]), classes=3)
     tensor([[0.5000, 0.0000, 0.5000]])
     """
     from sklearn.linear_model import LogisticRegression
@@ -62,10 +65,10 @@ def probe_target(kept: Tensor, labels: Tensor, forget: Tensor, classes: int) -> 
             where="target",
             fix="Give the whole data, or use the uniform target.",
         )
-    probe = make_pipeline(StandardScaler(), LogisticRegression(C=RIDGE, max_iter=1000))
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(C=INVERSE_PENALTY, max_iter=1000))
     with single_thread():
-        probe.fit(kept.double().numpy(), labels.numpy())
-        answers = probe.predict_proba(forget.double().numpy())
-    said = torch.zeros(len(forget), classes)
-    said[:, known] = torch.from_numpy(answers).float()
-    return said
+        classifier.fit(retained.double().numpy(), labels.numpy())
+        probabilities = classifier.predict_proba(forget.double().numpy())
+    target = torch.zeros(len(forget), classes)
+    target[:, known] = torch.from_numpy(probabilities).float()
+    return target

@@ -1,22 +1,27 @@
-"""A run as it is followed: an epoch of Alg. 1, a look at where it got to, and so on."""
+"""The history of a run: an epoch of Alg. 1, an evaluation, and so on."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 
-from famr.anchors import AnchorTerm, WeightAnchor
+from torch import Tensor
+
 from famr.engine.distributed import number
-from famr.errors import NumericsError
+from famr.errors import NumericsError, RequestError
 from famr.losses.objective import l2_penalty
+from famr.metrics.predictions import Predictions
 from famr.metrics.scores import score
-from famr.models.layers import trainable
-from famr.unlearn.forget_loss import ForgetLoss, Passes
+from famr.runs.resume import ResumeState
 from famr.unlearn.loop import Epoch, Step, minimise
+from famr.unlearn.problem import Problem
 from famr.unlearn.progress import Progress
+
+ROWS = 50
+"""About the most rows of a history: with more epochs some are evaluated, evenly."""
 
 
 @dataclass(frozen=True)
@@ -41,86 +46,123 @@ class HistoryRow:
 Event = Step | HistoryRow
 
 
-def followed(
-    loss: ForgetLoss,
-    passes: Passes,
-    anchors: Sequence[AnchorTerm],
-    seed: int,
-    track_retain: bool,
-    most: int,
-    on_event: Callable[[Event], None] | None,
-    progress: Progress,
-    hurried: AbstractContextManager[None],
-    spent: Callable[[], float],
-    measuring: list[float],
-) -> Iterator[HistoryRow]:
-    """Alternate between an epoch of Alg. 1 and a look at where it got to; rows from before a break are as they were.
+@dataclass(frozen=True)
+class Monitor:
+    """What is watched while a run goes on, and what is kept of it.
 
-    Inside `hurried` the steps are fast. What was spent on that is counted with them: the walk through a frozen front,
-    the wait for kernels. What looking takes is added to `measuring`.
+    Attributes:
+        track_retain: Whether retained accuracy is evaluated after each epoch, on at most 2,000 held-out images.
+        rows: About so many epochs are evaluated, the first and the last among them; with 1 the last alone.
+        gates: Whether a run that forgot next to nothing or destroyed the model is a GateError. Where the strength is
+            searched for, one that stays outside the budget always is.
+        on_event: Called with each `Step` and each `HistoryRow`.
+        resume_state: Keeps the state of the run, and resumes it where it was begun before.
     """
-    module = loss.model.module
-    parameters = trainable(module)
-    weights = anchors[0].anchor
-    assert isinstance(weights, WeightAnchor)
+
+    track_retain: bool = True
+    rows: int = ROWS
+    gates: bool = False
+    on_event: Callable[[Event], None] | None = None
+    resume_state: ResumeState | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise RequestError(f"`rows` must be at least 1, got {self.rows!r}.", where="famr.Monitor")
+
+    def evaluates(self, epoch: int, epochs: int) -> bool:
+        """Whether an epoch gets a row.
+
+        Args:
+            epoch: Which, from 1.
+            epochs: Of the run.
+        """
+        ends = (1, epochs) if self.rows > 1 else (epochs,)
+        return epoch % -(-epochs // self.rows) == 0 or epoch in ends
+
+
+@dataclass
+class Stopwatch:
+    """Time that was spent on evaluation, which does not count as the method's."""
+
+    seconds: float = field(default=0.0)
 
     @contextmanager
-    def aside() -> Iterator[None]:
-        """What happens inside is measuring, but for what makes steps fast and is done on the way."""
-        since = time.perf_counter() - spent()
+    def evaluating(self, problem: Problem) -> Iterator[None]:
+        """Count the block, but not what it computed for the steps' sake (a prefix cache).
+
+        Args:
+            problem: Whose session knows that.
+        """
+        start = time.perf_counter() - problem.session.setup_seconds
         yield
-        measuring.append(time.perf_counter() - spent() - since)
+        self.seconds += time.perf_counter() - problem.session.setup_seconds - start
 
-    with aside():
-        before = loss.measure(passes.forget(None))
-    original = before[0]
 
-    @aside()
-    def look(epoch: Epoch) -> HistoryRow:
-        answers, kl, style = before if epoch.steps == 0 else loss.measure(passes.forget(None))
-        found = score(answers, original, loss.held_out(passes) if track_retain else None, None)
-        forget_loss = float(loss.combined(kl, style))
-        anchor_loss = sum(strength * number(anchor.penalty(parameters)) for anchor, strength in anchors)
-        row = HistoryRow(
-            epoch=epoch.epoch,
-            step=epoch.steps,
-            loss_forget=forget_loss,
-            loss_anchor=anchor_loss,
-            loss_total=forget_loss + anchor_loss,
-            drift=number(2 * l2_penalty(parameters, weights.original)) ** 0.5,  # ‖θ − θ₀‖
-            retain_accuracy=found.retain_accuracy,
-            forget_accuracy=found.forget_accuracy,
-            forget_cross_entropy=found.forget_cross_entropy,
-            forget_entropy=found.forget_entropy,
-            forget_kl=float(found.forget_kl or 0.0),
-            style_distance=None if style is None else float(style.mean()),
-            seconds=epoch.seconds,
-        )
-        if wrong := [name for name, value in asdict(row).items() if value is not None and not math.isfinite(value)]:
-            raise NumericsError(
-                f"The model's answers are not finite numbers: {', '.join(wrong)}.",
-                where=f"after epoch {row.epoch}" if row.epoch else "before the first step",
-                fix="Lower the learning rate. Nothing was written; the original is unchanged.",
-            )
-        if on_event is not None:
-            on_event(row)
+def follow(problem: Problem, seed: int, monitor: Monitor, progress: Progress, clock: Stopwatch) -> list[HistoryRow]:
+    """Run Alg. 1 and evaluate it along the way; rows from before a resumed run are as they were.
+
+    Args:
+        problem: J and its data, at θ₀.
+        seed: Of the order of the images.
+        monitor: What is watched.
+        progress: Where the run was left, and where its state is kept.
+        clock: Gets the time of evaluation.
+
+    Raises:
+        NumericsError: A loss, a weight or a prediction is not finite.
+    """
+    with clock.evaluating(problem):
+        at_start = problem.objective.measure(problem.forget(None))
+
+    def evaluated(epoch: Epoch) -> HistoryRow:
+        with clock.evaluating(problem):
+            row = _row(problem, epoch, at_start[0], at_start if epoch.steps == 0 else None, monitor.track_retain)
+        if monitor.on_event is not None:
+            monitor.on_event(row)
         return row
 
-    last = loss.method.settled_epochs
-    apart, ends = -(-last // most), (1, last) if most > 1 else (last,)
-    begun, rows = progress.begun()
-    with hurried:
-        if begun is None:
-            begun = Epoch(epoch=0, steps=0, seconds=spent())
-        history = [HistoryRow(**row) for row in rows] or [look(begun)]
-        yield from history
-        steps = passes.steps_per_epoch
-        for epoch in minimise(
-            module, anchors, loss, passes.steps, steps, loss.method, seed, on_event, begun, loss.ranks
-        ):
-            looked = epoch.epoch % apart == 0 or epoch.epoch in ends
-            if looked:
-                history.append(look(epoch))
-            progress.keep(epoch, history)
-            if looked:
-                yield history[-1]
+    start, rows = progress.position()
+    if start is None:
+        start = Epoch(epoch=0, steps=0, seconds=problem.session.setup_seconds)
+    history = [HistoryRow(**row) for row in rows] or [evaluated(start)]
+    for epoch in minimise(problem, seed, start, monitor.on_event):
+        if monitor.evaluates(epoch.epoch, problem.config.epochs):
+            history.append(evaluated(epoch))
+        progress.keep(epoch, history)
+    return history
+
+
+def _row(
+    problem: Problem,
+    epoch: Epoch,
+    original: Predictions,
+    measured: tuple[Predictions, Tensor, Tensor | None] | None,
+    track_retain: bool,
+) -> HistoryRow:
+    predictions, kl, style = measured or problem.objective.measure(problem.forget(None))
+    scores = score(predictions, original, problem.predict_held_out() if track_retain else None, None)
+    parameters = problem.session.parameters
+    forget_loss = float(problem.objective.combined(kl, style))
+    anchor_loss = sum(strength * number(anchor.penalty(parameters)) for anchor, strength in problem.anchors)
+    row = HistoryRow(
+        epoch=epoch.epoch,
+        step=epoch.steps,
+        loss_forget=forget_loss,
+        loss_anchor=anchor_loss,
+        loss_total=forget_loss + anchor_loss,
+        drift=number(2 * l2_penalty(parameters, problem.original)) ** 0.5,  # ‖θ − θ₀‖
+        retain_accuracy=scores.retain_accuracy,
+        forget_accuracy=scores.forget_accuracy,
+        forget_cross_entropy=scores.forget_cross_entropy,
+        forget_entropy=scores.forget_entropy,
+        forget_kl=float(scores.forget_kl or 0.0),
+        style_distance=None if style is None else float(style.mean()),
+        seconds=epoch.seconds,
+    )
+    if bad := [name for name, value in asdict(row).items() if value is not None and not math.isfinite(value)]:
+        raise NumericsError(
+            f"The model's predictions are not finite numbers: {', '.join(bad)}.",
+            where=f"after epoch {row.epoch}" if row.epoch else "before the first step",
+            fix="Lower the learning rate. Nothing was written; the original is unchanged.",
+        )
+    return row

@@ -1,20 +1,14 @@
-"""How far a run of `forget` has come, so that it can go on: trials of a strength, epochs of the last of them."""
+"""How far a run has come, so that it can be resumed: trials of a strength, epochs of the last of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from famr.config import FAMR
-from famr.data.splits import Splits
 from famr.errors import RequestError
-from famr.models import Classifier
 from famr.runs.resume import ResumeState, State
 from famr.unlearn.loop import Epoch
-from famr.unlearn.search import Outcome
 
 if TYPE_CHECKING:
     from famr.unlearn.history import HistoryRow
@@ -22,77 +16,76 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """Where a run stands; without a place to keep it, nothing is kept."""
+    """Where a run stands; without a `store` nothing is kept.
 
-    place: ResumeState | None
+    Attributes:
+        store: Where the state is kept.
+        state: What an earlier process left.
+        trials: Outcomes of strengths whose run is done, as plain values.
+    """
+
+    store: ResumeState | None = None
     state: State | None = None
-    trials: list[Outcome] = field(default_factory=list)
-    """Strengths whose whole run is behind us."""
+    trials: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def begin(
-        cls,
-        place: ResumeState | None,
-        original: Classifier,
-        splits: Splits | None,
-        method: FAMR,
-        seed: int,
-        device: torch.device,
-        processes: int = 1,
-    ) -> Progress:
-        """Say which run it is, and find what is left of it."""
-        if place is None:
-            return cls(None)
-        if splits is None:
-            raise RequestError("Only a run on named images can go on.", where="resume_state", fix="Give splits.")
-        state = place.begin(
-            original=original.digest(),
-            request=splits.request.to_json(),
-            forget=splits.forget.ids,
-            method=method.to_json(),
-            seed=seed,
-            device=device.type,
-            processes=processes,
-        )
-        trials = [] if state is None else [Outcome(**trial) for trial in state.facts["trials"]]
-        return cls(place, state, trials)
+    def open(cls, store: ResumeState | None, forget_ids: Sequence[str] | None, facts: Mapping[str, Any]) -> Progress:
+        """Find what is left of an earlier process.
 
-    def remembering(
-        self, attempt: Callable[[FAMR], tuple[Outcome, Any, Any]]
-    ) -> Callable[[FAMR], tuple[Outcome, Any, Any]]:
-        """The same attempts, but those that are behind us are not made again: only the last one's weights count."""
-        behind = list(self.trials)
+        Args:
+            store: Where the state is kept; None: nowhere.
+            forget_ids: Ids of the forget images; a loader has none and cannot be resumed.
+            facts: What the state belongs to; the state of another run is refused.
 
-        def remembered(method: FAMR) -> tuple[Outcome, Any, Any]:
-            if behind:
-                return behind.pop(0), (), method
-            outcome, history, settled = attempt(method)
-            self.trials.append(outcome)
-            self.state = None
-            return outcome, history, settled
+        Raises:
+            RequestError: The forget set has no ids, or the state is of another run.
+        """
+        if store is None:
+            return cls()
+        if forget_ids is None:
+            raise RequestError("Only a run on named images can be resumed.", where="resume_state", fix="Give splits.")
+        state = store.begin(forget=list(forget_ids), **facts)
+        return cls(store, state, [] if state is None else list(state.facts["trials"]))
 
-        return remembered
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier process left something."""
+        return self.state is not None or bool(self.trials)
 
-    def at(self) -> dict[str, Any] | None:
-        """What is left of an earlier run, in figures; None where there is nothing."""
+    def facts(self) -> dict[str, Any] | None:
+        """What an earlier process left, without tensors; None where there is nothing."""
         return None if self.state is None else self.state.facts
 
-    def begun(self) -> tuple[Epoch | None, list[dict[str, Any]]]:
-        """Where the epochs of this trial stand, and their rows."""
+    def position(self) -> tuple[Epoch | None, list[dict[str, Any]]]:
+        """The last epoch of the unfinished trial, and its rows; None and none where it starts from θ₀."""
         if self.state is None:
             return None, []
-        facts, tensors = self.state.facts, self.state.tensors
-        return Epoch(facts["epoch"], facts["steps"], facts["seconds"], tensors), facts["history"]
+        facts = self.state.facts
+        return Epoch(facts["epoch"], facts["steps"], facts["seconds"], self.state.tensors), facts["history"]
+
+    def finish_trial(self, outcome: dict[str, Any]) -> None:
+        """A trial is done; the next one starts from θ₀.
+
+        Args:
+            outcome: Its numbers.
+        """
+        self.trials.append(outcome)
+        self.state = None
 
     def keep(self, epoch: Epoch, history: Sequence[HistoryRow]) -> None:
-        """Write down where the run stands, if it is time to."""
-        if self.place is None or not self.place.due():
+        """Write the state, if it is time to.
+
+        Args:
+            epoch: The last one.
+            history: Its rows so far.
+        """
+        if self.store is None or not self.store.due():
             return
         facts = {
             "epoch": epoch.epoch,
             "steps": epoch.steps,
             "seconds": epoch.seconds,
             "history": [asdict(row) for row in history],
-            "trials": [asdict(trial) for trial in self.trials],
+            "trials": self.trials,
         }
-        self.place.keep(epoch.state, facts)
+        self.store.keep(epoch.state, facts)

@@ -1,147 +1,188 @@
-"""What `FAMR()` does where nobody says: target and anchors by the kind of request and by the data at hand."""
+"""Defaults: what open settings of `FAMR` become, by the kind of request and by the available data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-from famr.config import FAMR, Metric, Optimiser
-from famr.data.request import Kind
+from famr.anchors import ANCHORS
+from famr.config import FAMR, TEMPERED, ResolvedFAMR
+from famr.engine.base import Engine
 from famr.errors import RequestError
-from famr.targets.distributions import Target
+from famr.optim import OPTIMISERS
+from famr.unlearn.inputs import Available
 
-FUNCTION_STRENGTH = {"natural": 5.0, "sgd": 1.0, "adam": 2.0, "adamw": 2.0}
 FUNCTION_IMAGES = 20
-LATE = 0.25
+"""Retained images a class for the function-space anchor of a natural step."""
+LATE_SHARE = 0.25
+"""The share of the layers that a natural step edits."""
 DEMOTION = 0.03
-RATES = {"natural": 0.5, "sgd": 1e-4, "adam": 1e-4, "adamw": 1e-4}
 SAMPLE_RATE = 2e-4
+"""η of Adam for samples."""
 SAMPLE_EPOCHS = 8
 SAMPLE_OVERSHOOT = 0.2
 STYLE_FUNCTION_STRENGTH = 10.0
 STYLE_EPOCHS = 24
-WATCHED = 0.1
-"""The share of a retained class that holds nothing, so that a run can be watched on it."""
+WATCHED_SHARE = 0.1
+"""The share of a retained class that is not anchored, so that a run can be watched on it."""
 
 
-@dataclass(frozen=True)
-class AtHand:
-    """What a run has besides the forget images."""
+def resolve(method: FAMR, available: Available, engine: Engine) -> tuple[ResolvedFAMR, str]:
+    """Fill in every open setting.
 
-    kind: Kind
-    retained: bool
-    held_out: bool
-    sketch: bool
-    batches: int
-    """Steps of one pass over the forget set."""
-    classes: int = 0
-    """Classes with retained images, as far as that is known."""
-    fewest: int = 0
-    """Retained images of the smallest of them."""
-    cuda: bool = False
-    """Whether the network runs on a CUDA device."""
-    sharded: bool = False
-    """Whether its weights lie in parts on several ranks."""
+    Args:
+        method: As the user wrote it.
+        available: What the run has.
+        engine: Where it runs.
 
+    Returns:
+        The settings, and one line that says which target and anchors were picked, and why; empty where none was open.
 
-def enough_epochs(batches: int, optimiser: Optimiser, at_least: int = 8) -> int:
-    """Passes over the forget set: small sets are seen more often, for about 48 natural steps, or 100 of another kind.
-
-    >>> [enough_epochs(batches, "natural") for batches in (1, 4, 40)]
-    [48, 12, 2]
-    >>> [enough_epochs(batches, "adam") for batches in (1, 4, 40)]
-    [100, 25, 8]
+    Raises:
+        RequestError: Settings do not fit together, or not with the request.
     """
-    if optimiser == "natural":
-        return max(2, -(-48 // batches))
-    return max(at_least, -(-100 // batches))
-
-
-def settle(method: FAMR, at_hand: AtHand) -> tuple[FAMR, str]:
-    """Fill in what the method leaves open; and say in one line which target and anchors were picked, and why."""
-    optimiser = _optimiser(at_hand) if method.optimiser == "auto" else method.optimiser
-    natural, adam = optimiser == "natural", optimiser == "adam"
-    samples, style = adam and at_hand.kind == "samples", adam and method.forgets_style
-    method = replace(method, optimiser=optimiser)
-    if method.epochs is None:
-        at_least = STYLE_EPOCHS if method.forgets_style else SAMPLE_EPOCHS
-        method = replace(method, epochs=enough_epochs(at_hand.batches, optimiser, at_least))
-    if method.learning_rate is None:
-        method = replace(method, learning_rate=SAMPLE_RATE if samples else RATES[optimiser])
-    if method.overshoot is None:
-        method = replace(method, overshoot=SAMPLE_OVERSHOOT if samples else 0.0)
-    if method.edited_share is None:  # a style is read off early layers, which must then be free to change
-        method = replace(method, edited_share=LATE if natural and not method.forgets_style else 1.0)
-    if method.edit_head is None:
-        method = replace(method, edit_head=not natural)
-    if method.precision is None:
-        method = replace(method, precision="bf16" if at_hand.cuda else "fp32")
-    reasons, held = [], False
-    if method.target == "auto":
-        target, why = _target(at_hand)
-        method = replace(method, target=target)
-        reasons.append(f"target {target} ({why})")
-    if method.demotion is None:
-        method = replace(method, demotion=DEMOTION if method.target == "masked" else 0.0)
-        reasons += [f"demotion {DEMOTION:g} (the forgotten among the unlikely answers)"] if method.demotion else []
-    if method.demotion and method.target != "masked":
+    if available.kind == "style" and not method.forgets_style:
         raise RequestError(
-            f"A demotion goes with the masked target, and this run has the {method.target} one.",
-            where=f"demotion {method.demotion:g}",
+            "A style request needs β > 0 and a style layer.",
+            where="beta",
+            fix="FAMR(beta=None, style_layer=…), or --style-layer on the command line.",
+        )
+    optimiser = _optimiser(available) if method.optimiser == "auto" else method.optimiser
+    rule, reasons = OPTIMISERS[optimiser], []
+    adam, style = optimiser == "adam", method.forgets_style
+    samples = adam and available.kind == "samples"
+    least = STYLE_EPOCHS if style else SAMPLE_EPOCHS
+    epochs = method.epochs or enough_epochs(available.steps(method.batch_size), rule.uses_metric, least)
+    late = LATE_SHARE if rule.uses_metric and not style else 1.0  # a style is read off early layers
+    share = late if method.edited_share is None else method.edited_share
+
+    target = method.target
+    if target == "auto":
+        target, why = _target(available)
+        reasons.append(f"target {target} ({why})")
+    demotion = method.demotion
+    if demotion is None:
+        demotion = DEMOTION if target == "masked" else 0.0
+        reasons += [f"demotion {DEMOTION:g} (forgotten classes among the unlikely ones)"] if demotion else []
+    if demotion and target != "masked":
+        raise RequestError(
+            f"A demotion goes with the masked target, and this run has the {target} one.",
+            where=f"demotion {demotion:g}",
             fix="Leave it out; it is for whole classes that are to look as if they were never seen.",
         )
-    if method.anchor == "auto":
-        anchor, why = _anchor(at_hand, method)
-        method = replace(method, anchor=anchor)
+    anchor = method.anchor
+    if anchor == "auto":
+        anchor, why = _anchor(available, engine, method, rule.uses_metric, share)
         reasons.append(f"anchor {anchor} ({why})")
-    if method.function_strength is None:
-        firm = STYLE_FUNCTION_STRENGTH if style else FUNCTION_STRENGTH[optimiser]
-        method = replace(method, function_strength=firm if at_hand.retained else 0.0)
-        held = at_hand.retained
-    if method.function_strength and method.function_images is None:
-        method = replace(method, function_images=_held_a_class(method, at_hand))
-    if held:
-        reasons.append(f"answers held on {method.function_images} retained images a class")
-    return method, "; ".join(reasons)
+    function_strength = method.function_strength
+    if function_strength is None:
+        usual = STYLE_FUNCTION_STRENGTH if adam and style else rule.function_strength
+        function_strength = usual if available.retained else 0.0
+    function_images = 0
+    if function_strength:
+        steps = epochs * available.steps(method.batch_size)
+        function_images = method.function_images or _anchored_per_class(
+            available, steps * method.batch_size, rule.uses_metric
+        )
+        if method.function_strength is None:
+            reasons.append(f"function-space anchor on {function_images} retained images a class")
+    if engine.sharded and anchor != "l2":
+        raise RequestError(
+            f"The {anchor} anchor needs whole layers, and --shard divides them.",
+            where="anchor",
+            fix="Use --anchor l2, or leave out --shard.",
+        )
+    rate = SAMPLE_RATE if samples else rule.default_rate
+    config = ResolvedFAMR(
+        target=target,
+        temperature=method.temperature if target in TEMPERED else None,
+        match_entropy=target in TEMPERED and method.temperature is None,
+        overshoot=(SAMPLE_OVERSHOOT if samples else 0.0) if method.overshoot is None else method.overshoot,
+        demotion=demotion,
+        anchor=anchor,
+        strength=first_strength(optimiser, anchor) if method.strength == "auto" else float(method.strength),
+        search=method.strength == "auto",
+        budget=method.budget,
+        fisher_images=method.fisher_images,
+        function_strength=function_strength,
+        function_images=function_images,
+        edited_share=share,
+        edit_head=not rule.uses_metric if method.edit_head is None else method.edit_head,
+        learning_rate=rate if method.learning_rate is None else method.learning_rate,
+        epochs=epochs,
+        batch_size=method.batch_size,
+        optimiser=optimiser,
+        reduction=method.reduction,
+        alpha=method.alpha,
+        beta=1.0 if method.beta is None else method.beta,
+        balance_beta=method.beta is None,
+        style_layer=method.style_layer,
+        style_channels_last=method.style_channels_last,
+        precision=method.precision or ("bf16" if engine.device.type == "cuda" else "fp32"),
+    )
+    return config, "; ".join(reasons)
 
 
-def _target(at_hand: AtHand) -> tuple[Target, str]:
-    knows = at_hand.held_out or at_hand.sketch
-    if at_hand.kind in ("class", "concept") and knows:
-        return "masked", "whole classes: what is left when they are gone, as unsure as the model is when wrong"
-    if at_hand.kind == "samples" and knows:
-        return "reference", "single samples: as sure as of held-out images"
-    if at_hand.kind == "style" and at_hand.retained:
-        return "probe", "a style: what a classifier on mid-network features says that never saw it"
+def first_strength(optimiser: str, anchor: str) -> float:
+    """λ at which a search begins.
+
+    Args:
+        optimiser: Name in `OPTIMISERS`.
+        anchor: Name in `ANCHORS`.
+    """
+    return ANCHORS[anchor].first_strength["natural" if OPTIMISERS[optimiser].uses_metric else "penalty"]
+
+
+def enough_epochs(steps: int, natural: bool, least: int = SAMPLE_EPOCHS) -> int:
+    """Passes over the forget set: small sets are seen more often, for about 48 natural steps, or 100 others.
+
+    Args:
+        steps: Of one pass.
+        natural: Whether steps are natural ones.
+        least: Passes at least, for other steps.
+
+    >>> [enough_epochs(steps, natural=True) for steps in (1, 4, 40)]
+    [48, 12, 2]
+    >>> [enough_epochs(steps, natural=False) for steps in (1, 4, 40)]
+    [100, 25, 8]
+    """
+    return max(2, -(-48 // steps)) if natural else max(least, -(-100 // steps))
+
+
+def _target(available: Available) -> tuple[str, str]:
+    calibrated = available.held_out or available.sketch
+    if available.kind in ("class", "concept") and calibrated:
+        return "masked", "whole classes: the remaining ones, entropy-matched to held-out mistakes"
+    if available.kind == "samples" and calibrated:
+        return "reference", "single samples: as confident as on held-out images"
+    if available.kind == "style" and available.retained:
+        return "probe", "a style: the prediction of a classifier on mid-network features that never saw it"
     return "uniform", "the paper's: there is nothing to compare with"
 
 
-def _anchor(at_hand: AtHand, method: FAMR) -> tuple[Metric, str]:
-    if at_hand.sharded:
+def _anchor(available: Available, engine: Engine, method: FAMR, natural: bool, edited_share: float) -> tuple[str, str]:
+    if engine.sharded:
         return "l2", "the weights are divided among the processes"
-    if at_hand.sketch:
+    if available.sketch:
         return "kfac", "from the sketch"
-    if not at_hand.retained:
+    if not available.retained:
         return "l2", "the paper's: no retained images and no sketch"
-    if method.optimiser != "natural":
-        return "l2", "weak: retained answers are held, and hold better"
-    if method.settled_share < 1 and method.function_strength != 0:
-        return "l2", "late layers move, and retained answers are held: that is enough"
+    if not natural:
+        return "l2", "weak: the function-space anchor keeps more"
+    if edited_share < 1 and method.function_strength != 0:
+        return "l2", "late layers change under a function-space anchor: that is enough"
     return "kfac", "from retained images"
 
 
-def _optimiser(at_hand: AtHand) -> Optimiser:
-    """Samples and styles run through everything a network has learnt: all of it must move, and be held on many images.
+def _optimiser(available: Available) -> str:
+    """Samples and styles depend on all that a network has learnt: all of it must move, anchored on many images.
 
-    What has no retained images to be held on moves in the metric of the anchor.
+    What has no retained images to be anchored on moves in the metric of the weight anchor.
     """
-    return "adam" if at_hand.retained and at_hand.kind in ("samples", "style") else "natural"
+    return "adam" if available.retained and available.kind in ("samples", "style") else "natural"
 
 
-def _held_a_class(method: FAMR, at_hand: AtHand) -> int:
-    """As many retained images of each class as the steps can see. Natural steps need but a few; with many classes all
-    of a few would be more than are ever drawn. From other steps some of each class are kept, to watch the run on."""
-    if not at_hand.classes:
+def _anchored_per_class(available: Available, images_seen: int, natural: bool) -> int:
+    """As many retained images of each class as the steps can use. Natural steps need a few; from other steps some of
+    each class are left out, to watch the run on."""
+    if not available.classes:
         return FUNCTION_IMAGES
-    seen = -(-method.settled_epochs * at_hand.batches * method.batch_size // at_hand.classes)
-    most = FUNCTION_IMAGES if method.optimiser == "natural" else int((1 - WATCHED) * at_hand.fewest)
-    return max(1, min(seen, most))
+    most = FUNCTION_IMAGES if natural else int((1 - WATCHED_SHARE) * available.fewest)
+    return max(1, min(-(-images_seen // available.classes), most))

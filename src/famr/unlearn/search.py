@@ -1,156 +1,158 @@
-"""Gates, and the strength chosen for the user: a run neither does nothing nor destroys the model unnoticed."""
+"""The strength of the anchors, chosen within a budget; and gates, so that no run fails unnoticed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVarTuple
+from dataclasses import dataclass
+from typing import TypeVar
 
-from torch import nn
-
-from famr.anchors import Anchor, FisherAnchor, KFACAnchor
-from famr.config import FAMR
 from famr.errors import GateError
 
-Found = TypeVarTuple("Found")
+Result = TypeVar("Result")
 
 TRIALS = 5
+"""The most runs of a search."""
 FACTOR = 10.0
+"""How much stronger or weaker the next trial is while only one side is known."""
 FORGOTTEN = 0.01
-"""For-Acc at which whole classes count as forgotten while a strength is sought; twice chance for a uniform target."""
-HALF = 0.5
+"""For-Acc at which whole classes count as forgotten; for a uniform target twice chance, if that is more."""
+HALVED = 0.5
 CLOSE = 0.01
-"""Nats to the target at which there is nothing left to forget."""
+"""KL to the target, in nats, at which there is nothing left to forget."""
 NOTHING = 0.9
-"""A forgetting loss that is still above this share of where it began: nothing was done."""
+"""A forgetting loss above this share of its start: next to nothing was forgotten."""
 ROUNDING = 1e-6
 """What an accuracy may be off by."""
-START = {
-    ("natural", "l2"): 0.0,  # the plain gradient: no strength changes its direction
-    ("natural", "fisher"): 1e3,
-    ("natural", "kfac"): 1e2,
-    ("penalty", "l2"): 1e-4,
-    ("penalty", "fisher"): 1e4,
-    ("penalty", "kfac"): 1e2,
-}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run with one strength came to, in the numbers the gates look at."""
+    """What a run with one strength came to.
+
+    Attributes:
+        forget_accuracy: None where no whole class is forgotten: then a correct prediction is no failure.
+        chance: The accuracy that the target itself has.
+        retained_before: Accuracy of the original on some retained images; None without them.
+        predicted_drift: ½ΔᵀFΔ: the KL of retained predictions that Fisher information predicts; None without it.
+        watched: How many retained images the accuracies are of.
+    """
 
     strength: float
     function_strength: float
     loss_before: float
     loss_after: float
     forget_accuracy: float | None
-    """None where no whole class is forgotten: then a right answer is no failure."""
     chance: float
-    """The accuracy that the target itself has."""
     retained_before: float | None
-    """Accuracy on some retained images; None without them."""
     retained_after: float | None
     predicted_drift: float | None
-    """½ΔᵀFΔ: the change of retained answers in nats that the Fisher information predicts; None without it."""
     watched: int | None = None
-    """How many retained images that accuracy is of."""
 
     @property
     def forgot(self) -> bool:
         """A class is no longer recognised; else, the loss is at most half of what it was."""
         if self.forget_accuracy is not None:
             return self.forget_accuracy <= max(FORGOTTEN, 2 * self.chance)
-        return self.loss_after <= max(CLOSE, HALF * self.loss_before)
+        return self.loss_after <= max(CLOSE, HALVED * self.loss_before)
 
     @property
     def lost(self) -> float | None:
-        """The share of retained answers lost, or the predicted drift where there are no retained images."""
+        """Retained accuracy that was lost, or the predicted drift where there are no retained images."""
         if self.retained_before is None or self.retained_after is None:
             return self.predicted_drift
         return self.retained_before - self.retained_after
 
-    def kept(self, budget: float) -> bool:
-        """Whether no more was lost than the budget allows: one image at least, as no fewer can be seen to be lost."""
-        one = 1 / self.watched if self.watched else 0.0
-        return self.lost is None or self.lost <= max(budget, one) + ROUNDING
+    def within(self, budget: float) -> bool:
+        """Whether no more was lost than a budget allows: one image at least, as less cannot be measured.
+
+        Args:
+            budget: A share of retained accuracy.
+        """
+        one_image = 1 / self.watched if self.watched else 0.0
+        return self.lost is None or self.lost <= max(budget, one_image) + ROUNDING
 
 
-def predicted_drift(anchor: Anchor, parameters: Sequence[nn.Parameter]) -> float | None:
-    """½ΔᵀFΔ of an anchor that knows the Fisher information."""
-    return float(anchor.penalty(parameters)) if isinstance(anchor, FisherAnchor | KFACAnchor) else None
+def search_strength(
+    trial: Callable[[float], tuple[Outcome, Result]], budget: float, *, adjustable: bool
+) -> tuple[tuple[Outcome, ...], Result]:
+    """Find a strength that forgets within the budget, in at most five runs.
 
+    Args:
+        trial: Runs with the anchors so many times as strong as at first; its outcome and its result.
+        budget: The share of retained accuracy that may be lost.
+        adjustable: Whether any anchor has a strength other than zero.
 
-def with_firmness(method: FAMR, firmness: float) -> FAMR:
-    """Every anchor that much firmer than where the search begins."""
-    start = START["natural" if method.optimiser == "natural" else "penalty", method.anchor]
-    return replace(method, strength=firmness * start, function_strength=firmness * (method.function_strength or 0.0))
+    Returns:
+        The outcomes of all trials, and the result of the last one.
 
-
-def seek_strength(
-    attempt: Callable[[FAMR], tuple[Outcome, *Found]], method: FAMR
-) -> tuple[tuple[Outcome, ...], tuple[*Found]]:
-    """Strengths that forget within the budget, in a handful of runs; the last one is the one."""
+    Raises:
+        GateError: No strength forgets within the budget.
+    """
     outcomes: list[Outcome] = []
     tried: list[tuple[float, bool, bool]] = []
-    firmness: float | None = 1.0
-    while firmness is not None:
-        outcome, *found = attempt(with_firmness(method, firmness))
+    factor: float | None = 1.0
+    while factor is not None:
+        outcome, result = trial(factor)
         outcomes.append(outcome)
-        tried.append((firmness, outcome.forgot, outcome.kept(method.budget)))
-        firmness = next_firmness(tried)
-        if with_firmness(method, 0.0) == with_firmness(method, 1.0):
-            break  # there is nothing to make firmer
+        tried.append((factor, outcome.forgot, outcome.within(budget)))
+        factor = next_factor(tried) if adjustable else None
     if not (tried[-1][1] and tried[-1][2]):
-        raise no_strength(outcomes, method.budget)
-    return tuple(outcomes), tuple(found)  # type: ignore[return-value]
+        raise _no_strength(outcomes, budget)
+    return tuple(outcomes), result
 
 
-def next_firmness(tried: Sequence[tuple[float, bool, bool]]) -> float | None:
-    """The next to try after (firmness, forgot, kept)…; None when one did both, or when none can.
+def next_factor(tried: Sequence[tuple[float, bool, bool]]) -> float | None:
+    """The next factor to try; None when one forgot within the budget, or when none can.
 
-    >>> next_firmness([(1.0, False, True)]), next_firmness([(1.0, True, False)])
+    Args:
+        tried: (factor, forgot, within the budget) of each trial.
+
+    >>> next_factor([(1.0, False, True)]), next_factor([(1.0, True, False)])
     (0.1, 10.0)
-    >>> next_firmness([(1.0, False, True), (0.25, True, False)])
+    >>> next_factor([(1.0, False, True), (0.25, True, False)])
     0.5
-    >>> next_firmness([(1.0, True, True)]) is None
+    >>> next_factor([(1.0, True, True)]) is None
     True
     """
-    firmness, did_forget, did_keep = tried[-1]
-    if did_forget == did_keep or len(tried) == TRIALS:
+    factor, forgot, kept = tried[-1]
+    if forgot == kept or len(tried) == TRIALS:
         return None
-    too_firm = min((f for f, forgets, keeps in tried if keeps and not forgets), default=None)
-    too_loose = max((f for f, forgets, keeps in tried if forgets and not keeps), default=None)
-    if too_firm is not None and too_loose is not None:
-        return math.sqrt(too_firm * too_loose)
-    return firmness / FACTOR if too_loose is None else firmness * FACTOR
+    too_strong = min((f for f, forgets, keeps in tried if keeps and not forgets), default=None)
+    too_weak = max((f for f, forgets, keeps in tried if forgets and not keeps), default=None)
+    if too_strong is not None and too_weak is not None:
+        return math.sqrt(too_strong * too_weak)
+    return factor / FACTOR if too_weak is None else factor * FACTOR
 
 
 def require_outcome(outcome: Outcome) -> None:
-    """The gates of every run: something was forgotten, and the model is still a model."""
+    """The gates of every run: something was forgotten, and the model is still a model.
+
+    Args:
+        outcome: Of the run.
+
+    Raises:
+        GateError: It forgot next to nothing, or lost half of its retained accuracy.
+    """
     if outcome.loss_after > max(CLOSE, NOTHING * outcome.loss_before):
         raise GateError(
             f"The run forgot next to nothing: loss from {outcome.loss_before:.3g} to {outcome.loss_after:.3g}.",
             where=f"strength {outcome.strength:g}",
             fix="Use a smaller strength, a larger learning rate or more epochs.",
         )
-    if (
-        outcome.retained_before is not None
-        and outcome.retained_after is not None
-        and outcome.retained_after < HALF * outcome.retained_before
-    ):
+    before, after = outcome.retained_before, outcome.retained_after
+    if before is not None and after is not None and after < HALVED * before:
         raise GateError(
-            f"The run destroyed the model: accuracy on retained images went from {outcome.retained_before:.1%} to "
-            f"{outcome.retained_after:.1%}.",
+            f"The run destroyed the model: accuracy on retained images went from {before:.1%} to {after:.1%}.",
             where=f"strength {outcome.strength:g}",
             fix="Use a larger strength, a smaller learning rate, or the default method.",
         )
 
 
-def no_strength(outcomes: Sequence[Outcome], budget: float) -> GateError:
+def _no_strength(outcomes: Sequence[Outcome], budget: float) -> GateError:
     """The error for a budget that no strength meets, with what was tried."""
 
-    def told(outcome: Outcome) -> str:
+    def described(outcome: Outcome) -> str:
         accuracy = "unknown" if outcome.forget_accuracy is None else f"{outcome.forget_accuracy:.1%}"
         lost = "not measured" if outcome.lost is None else f"{outcome.lost:.4f}"
         lost += f" of {outcome.watched} retained images" if outcome.watched else ""
@@ -159,6 +161,6 @@ def no_strength(outcomes: Sequence[Outcome], budget: float) -> GateError:
 
     return GateError(
         f"No strength forgets within the budget of {budget:g}.",
-        where="; ".join(told(outcome) for outcome in outcomes),
+        where="; ".join(described(outcome) for outcome in outcomes),
         fix="Allow a larger budget, more epochs or a larger edited share; or give a strength as a number.",
     )
