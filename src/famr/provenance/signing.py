@@ -32,7 +32,7 @@ from famr.provenance.statement import (
 from famr.provenance.verifying import find_changes
 from famr.runs.folder import atomic_file
 from famr.storage.digests import COMPLETE, seal_without
-from famr.storage.litter import sweep_inside
+from famr.storage.leftovers import sweep_inside
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
