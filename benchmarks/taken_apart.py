@@ -26,7 +26,7 @@ REST = "the rest"
 PARTS = {
     "the model": ["famr.models.loading.load_model", "famr.engine.at_work.to_work"],
     "the data": ["famr.cli.commands.splits_for"],
-    "decoding images": ["famr.data.loaders.shelved"],
+    "decoding images": ["famr.data.loaders.device_pixels"],
     "kernels": ["famr.engine.kernels.network.get_ready"],
     "the target": ["famr.unlearn.forget_loss._target"],
     "the frozen front": ["famr.unlearn.setting.front_of"],

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
-from famr.data.loaders import Batch, order, pixel_batches, resident
+from famr.data.loaders import Batch, gpu_pixels, order, pixel_batches
 from famr.engine.devices import Precision, deterministic, pick_device
 from famr.engine.finite import name_bad_images, require_finite
 from famr.engine.graphs import Captured
@@ -294,7 +294,7 @@ def _views(
 ) -> Callable[[int], Iterator[Batch]]:
     """Passes in random order over augmented pixels; small images stay on the GPU for the whole training."""
     preprocessing = model.require_preprocessing()
-    held = resident(images, preprocessing, device)
+    held = gpu_pixels(images, preprocessing, device)
     targets = images.targets.to(device)
 
     def view(pixels: Tensor) -> Tensor:

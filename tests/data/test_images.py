@@ -225,7 +225,7 @@ def test_pixels_kept_twice_are_counted_once():
     pixels = torch.zeros(3, 3, 4, dtype=torch.uint8)
     cache = PixelCache(2 * pixels.nbytes)
     for row in (0, 0, 1, 2):
-        cache.keep(row, 3, pixels)
+        cache.store(row, 3, pixels)
     assert [cache.get(row, 3) is not None for row in range(3)] == [True, True, False]
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from famr.data import Images
 from famr.data import loaders as batches
-from famr.data.loaders import image_batches, loader_batches, order, pixel_batches, resident, shelved
+from famr.data.loaders import device_pixels, gpu_pixels, image_batches, loader_batches, order, pixel_batches
 from famr.data.transforms import Preprocessing
 from famr.errors import DataError, RequestError
 
@@ -97,7 +97,7 @@ def test_passes_can_be_repeated():
 def test_a_few_images_stay_prepared_from_the_second_pass_on(monkeypatch, room, prepared):
     images, load, asked = make_images(*[(6, 6)] * 5, (9, 7)), batches._load, []
     usual = {turn: list(image_batches(images, COLOUR, 4, CPU)(turn)) for turn in (None, 7, 8)}
-    monkeypatch.setattr(batches, "KEPT", room)
+    monkeypatch.setattr(batches, "PREPARED_BYTES", room)
     monkeypatch.setattr(batches, "_load", lambda *given: asked.extend(given[2].tolist()) or load(*given))
     one_pass = image_batches(images, COLOUR, 4, CPU)
     for turn in (None, 7, 7, 8):
@@ -223,7 +223,7 @@ def test_an_empty_batch_among_others_does_no_harm():
 
 
 def test_images_stay_on_disk_where_there_is_no_gpu():
-    assert resident(make_images((6, 6)), COLOUR, CPU) is None
+    assert gpu_pixels(make_images((6, 6)), COLOUR, CPU) is None
 
 
 def test_images_of_a_source_are_shelved_once_whichever_subsets_are_asked_for(monkeypatch):
@@ -232,11 +232,11 @@ def test_images_of_a_source_are_shelved_once_whichever_subsets_are_asked_for(mon
     monkeypatch.setattr(Images, "pixels", lambda self, at, channels: asked.append(at) or real(self, at, channels))
     for places in ([5, 2], [2, 5, 7], [0, 1, 2, 3, 4, 5, 6, 7]):
         subset = images.take(torch.tensor(places))
-        found = shelved(subset, COLOUR, CPU, room=1 << 20)
+        found = device_pixels(subset, COLOUR, CPU, room=1 << 20)
         assert torch.equal(found, torch.stack([real(images, place, 3) for place in places]))
     assert len(asked) == 8 + 1  # and once more, to see how large they are
 
 
 @pytest.mark.parametrize(("sizes", "room"), [([(6, 6), (5, 6)], 1 << 20), ([(900, 900)] * 2, 1 << 30), ([(6, 6)], 10)])
 def test_images_of_several_sizes_large_ones_and_too_many_are_not_shelved(sizes, room):
-    assert shelved(make_images(*sizes), COLOUR, CPU, room) is None
+    assert device_pixels(make_images(*sizes), COLOUR, CPU, room) is None

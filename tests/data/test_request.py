@@ -10,7 +10,7 @@ from PIL import Image
 from famr.data import Data, Images
 from famr.data.images import UNLABELLED
 from famr.data.request import Request, read_samples
-from famr.data.splits import Splits, forget_only, some_of_each_class, split
+from famr.data.splits import Splits, forget_only, sample_per_class, split
 from famr.errors import RequestError
 from famr.unlearn.setting import what_is_at_hand
 
@@ -287,7 +287,7 @@ def test_labels_are_gone_over_as_often_with_many_classes_as_with_few(monkeypatch
         splits = split(Data("here", names, train, None), Request(classes=["class 1"]))
         looks.clear()
         at_hand = what_is_at_hand(splits, False, None, 1)
-        some = some_of_each_class(splits.retain, 2, seed=0)
+        some = sample_per_class(splits.retain, 2, seed=0)
         assert splits.forgotten_classes() == (1,)
         found.append(len(looks))
         assert (at_hand.classes, at_hand.fewest) == (classes - 1, 400 // classes)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import famr
-from famr.data.loaders import LIGHTER, LOOK
+from famr.data.loaders import EVALUATION_RATIO, GPU_EVALUATION_BATCH
 from famr.engine import waking
 from famr.engine.attention import WORTH, Asked, Layout, attention_for, planned
 from famr.engine.unread import Unread
@@ -359,6 +359,6 @@ def test_a_plan_is_drawn_up_forwards_and_backwards(monkeypatch: pytest.MonkeyPat
 def test_what_is_to_come_of_a_run() -> None:
     method = famr.FAMR(epochs=12, function_strength=1.0)
     assert Coming.of(500, method, torch.device("cuda")) == (500, 250, 12_000)
-    assert Coming.of(5000, method, torch.device("cuda")).looked_at == LIGHTER * 250
-    assert Coming.of(5000, replace(method, batch_size=512), torch.device("cuda")).looked_at == LOOK
+    assert Coming.of(5000, method, torch.device("cuda")).looked_at == EVALUATION_RATIO * 250
+    assert Coming.of(5000, replace(method, batch_size=512), torch.device("cuda")).looked_at == GPU_EVALUATION_BATCH
     assert Coming.of(500, famr.FAMR(epochs=10, function_strength=0.0), torch.device("cuda")) == (500, 125, 5000)

@@ -20,7 +20,7 @@ from famr.engine import grouping
 from famr.engine.bf16 import halved, last_layers, round_fixed, standing, weights_standing
 from famr.engine.devices import Precision
 from famr.engine.lean import LeanBackward, one_pass
-from famr.models.activations import listen
+from famr.models.activations import capture_layer
 from famr.training import Trained
 from famr.unlearn import forget as unlearning
 from famr.unlearn.forget_loss import ForgetLoss
@@ -290,7 +290,7 @@ def test_a_style_is_taken_from_numbers_that_are_not_rounded(style: bool) -> None
     block = network.get_submodule("blocks.1.mlp.fc1")
     block.register_forward_pre_hook(lambda *_: seen.append(block.weight.dtype))
     method, here = replace(famr.FAMR.paper(), precision="bf16"), torch.device("cpu")
-    with listen(network, "blocks.0", False) if style else nullcontext() as tap:
+    with capture_layer(network, "blocks.0", False) if style else nullcontext() as tap:
         loss = ForgetLoss(famr.Classifier(network), method, torch.ones(5) / 5, here, tap, lean=True)
         loss.logits(images())
     assert seen == [torch.float32 if style else torch.bfloat16]

@@ -194,5 +194,5 @@ def test_a_retrained_model_of_other_classes_is_refused(
 
 
 def test_a_module_that_does_not_say_how_it_wants_images_is_refused(without_three: famr.Splits) -> None:
-    with pytest.raises(RequestError, match="how this network wants its images"):
+    with pytest.raises(RequestError, match="preprocessing of this network"):
         famr.forget(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), without_three)

@@ -12,8 +12,8 @@ from famr.losses.objective import (
     drift_bound,
     gram_matrix,
     l2_penalty,
+    logit_excess,
     reduce,
-    standing_out,
     style_distance,
     target_kl,
     uniform_target,
@@ -93,7 +93,7 @@ def test_a_class_stands_out_by_its_distance_to_the_lowest_quarter_of_the_others(
         expected.append(sum(value**2 for value in above.values()))
         for place, value in above.items():
             slopes[image, place] = 2 * value  # nothing else moves: the mark is where it is
-    found = standing_out(logits, torch.tensor(forgotten))
+    found = logit_excess(logits, torch.tensor(forgotten))
     assert found.tolist() == pytest.approx(expected)
     found.sum().backward()
     torch.testing.assert_close(logits.grad, slopes)

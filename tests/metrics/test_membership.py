@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from famr.metrics.membership import called_non_members, mia_efficacy
+from famr.metrics.membership import mia_efficacy, predict_non_members
 
 
 def confidences(sure: float, count: int, seed: int) -> torch.Tensor:
@@ -63,6 +63,6 @@ def elsewhere(sets: list[Tensor]) -> NDArray[np.bool_]:
 @pytest.mark.parametrize(("sure", "between"), [(2.0, 1.0), (2.0, 0.0), (3.0, 3.0), (4.0, 2.0)])
 def test_another_librarys_attack_says_the_same_of_nearly_all(sure: float, between: float) -> None:
     sets = [confidences(sure, 300, 7), confidences(0.0, 300, 8), confidences(between, 400, 9)]
-    ours, theirs = called_non_members(*sets).numpy() == 1, elsewhere(sets)
+    ours, theirs = predict_non_members(*sets).numpy() == 1, elsewhere(sets)
     assert 0 < ours.sum() < len(ours)
     assert (ours == theirs).mean() > 0.94

@@ -13,7 +13,7 @@ from transformers import LevitConfig, LevitForImageClassification
 
 import famr
 from famr.models.classifier import logits_of
-from famr.models.fresh import KEPT, fresh_copy
+from famr.models.fresh import CACHE_ATTRIBUTE, fresh_copy
 
 SMALL = {"img_size": 32, "embed_dim": (16,), "key_dim": 8, "depth": (1,), "num_heads": (2,)}
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -36,7 +36,7 @@ def images_for(library: str) -> torch.Tensor:
 
 
 def keeping(module: nn.Module) -> list[dict[str, torch.Tensor]]:
-    return [vars(part)[KEPT] for part in module.modules() if KEPT in vars(part)]
+    return [vars(part)[CACHE_ATTRIBUTE] for part in module.modules() if CACHE_ATTRIBUTE in vars(part)]
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
@@ -57,7 +57,7 @@ def test_a_copy_answers_by_the_weights_it_has_now(library: str) -> None:
     with torch.no_grad():
         assert torch.equal(logits_of(copied(images)), logits_of(anew(images)))
         assert not torch.equal(logits_of(copied(images)), logits_of(original(images)))
-    assert [len(part._forward_pre_hooks) for part in copied.modules() if KEPT in vars(part)] == [1] * len(before)
+    assert [len(part._forward_pre_hooks) for part in copied.modules() if CACHE_ATTRIBUTE in vars(part)] == [1] * len(before)
     for kept, now in zip(before, keeping(original), strict=True):
         assert all(now[name] is tensor for name, tensor in kept.items()), "the caller's own is left as it is"
 

@@ -19,7 +19,7 @@ import conftest
 import famr
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
-from famr.models.loading import head_tensors
+from famr.models.layers import head_tensors
 from famr.storage.digests import file_digest
 
 LABELS = tuple(str(digit) for digit in range(10))

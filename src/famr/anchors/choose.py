@@ -22,7 +22,7 @@ from famr.data.loaders import (
     loader_batches,
     order,
 )
-from famr.data.splits import Splits, some_of_each_class
+from famr.data.splits import Splits, sample_per_class
 from famr.engine.distributed import ALONE, Ranks
 from famr.engine.finite import name_bad_images
 from famr.errors import RequestError
@@ -75,7 +75,7 @@ def anchors_for(
         images = _required(source, "function")
         if isinstance(images, Images):
             assert method.function_images is not None
-            images = some_of_each_class(images, method.function_images, seed)
+            images = sample_per_class(images, method.function_images, seed)
         size = method.images_a_step(len(images)) if isinstance(images, Images) else method.batch_size
         if isinstance(images, Images) and loss.front is not None:
             at_once = (size, evaluation_batch_size(loss.device, size))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from famr.data import Images
-from famr.data.loaders import SHARE, Batch, Batches, evaluation_batches, order, resident
+from famr.data.loaders import GPU_PIXEL_SHARE, Batch, Batches, evaluation_batches, gpu_pixels, order
 from famr.data.transforms import Preprocessing
 from famr.engine.oom import halve_on_oom
 from famr.models.layers import blocks, call_order
@@ -102,8 +102,8 @@ class Front:
 
         def one_pass(seed: int | None) -> Iterator[Batch]:
             if source not in self._kept:
-                resident(images, preprocessing, device)  # reading them is not what this saves
-                every = evaluation_batches(images, preprocessing, device, a_step=self.a_step)(None)
+                gpu_pixels(images, preprocessing, device)  # reading them is not what this saves
+                every = evaluation_batches(images, preprocessing, device, step_size=self.a_step)(None)
                 self._kept[source] = torch.cat([self._timed(batch.images, for_steps) for batch in every])
             targets, places = images.targets.to(device), order(len(images), seed).to(device)
             for positions in torch.split(places, batch_size):
@@ -151,7 +151,7 @@ def frozen_front(module: nn.Module, logits: Logits, beyond: Callable[[Front], Lo
 def fits(front: Front, images: int) -> bool:
     """Whether what is kept of so many images is little beside the memory there is."""
     place = front.blank.device
-    room = torch.cuda.mem_get_info(place)[0] // SHARE if place.type == "cuda" else ROOM
+    room = torch.cuda.mem_get_info(place)[0] // GPU_PIXEL_SHARE if place.type == "cuda" else ROOM
     return front.each * images <= room
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from famr.anchors import AnchorTerm, FisherAnchor
 from famr.config import FAMR
-from famr.data.loaders import SHARE, Batch, evaluation_batch_size
+from famr.data.loaders import GPU_PIXEL_SHARE, Batch, evaluation_batch_size
 from famr.engine.attention import Asked, Layout, planned
 from famr.engine.bf16 import round_fixed
 from famr.engine.devices import unplanned_attention, with_index
@@ -196,7 +196,7 @@ def _woken(
 def _room(images: int, shape: tuple[int, ...], place: torch.device) -> bool:
     """Whether so many leave most of the memory to the run itself, which goes on meanwhile."""
     free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else ROOM
-    return images * math.prod(shape) * torch.float32.itemsize * EACH <= free // SHARE
+    return images * math.prod(shape) * torch.float32.itemsize * EACH <= free // GPU_PIXEL_SHARE
 
 
 def _free_last_blocks(module: nn.Module) -> None:

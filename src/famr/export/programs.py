@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier
-from famr.models.onnx import Exported, as_onnx, onnx_missing, traceable
+from famr.models.onnx import OnnxNetwork, onnx_missing, to_onnx, traceable
 
 FILES = {"onnx": "model.onnx", "torch-export": "model.pt2"}
 """The file of each format."""
@@ -23,7 +23,7 @@ def require_format(name: str) -> None:
     if name not in FILES:
         raise RequestError(f"Unknown format {name!r}.", fix=f"Use one of: {', '.join(FILES)}.")
     if name == "onnx" and (reason := onnx_missing()):
-        raise RequestError(f"ONNX is not available: {reason}.", fix="pip install onnx onnxruntime onnxscript")
+        raise RequestError(f"ONNX is not available: {reason}.", fix="pip install 'famr[onnx]'")
 
 
 def write_program(model: Classifier, form: str, path: Path) -> None:
@@ -33,7 +33,7 @@ def write_program(model: Classifier, form: str, path: Path) -> None:
         raise RequestError("The network is too large for one ONNX file.", where=model.spec, fix="Use torch-export.")
     try:
         if form == "onnx":
-            path.write_bytes(as_onnx(model))
+            path.write_bytes(to_onnx(model))
         else:
             network, two, any_number = traceable(model)
             traced = torch.export.export(network, two, dynamic_shapes=any_number)
@@ -53,7 +53,7 @@ def write_program(model: Classifier, form: str, path: Path) -> None:
 def read_program(form: str, path: Path) -> nn.Module:
     """What was written, ready to be asked."""
     if form == "onnx":
-        return Exported(path.read_bytes())
+        return OnnxNetwork(path.read_bytes())
     return _Traced(torch.export.load(path).module())
 
 

@@ -1,4 +1,4 @@
-"""The one place that looks into a network: its head, its blocks, the input of its head, the order of its calls."""
+"""The one module that knows a network's structure: its head, its blocks, the input of its head, the order of calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from famr.errors import RequestError
-from famr.models.classifier import Classifier, eval_mode
+from famr.models.classifier import Architecture, Classifier, eval_mode
 
 DOMINANT = 0.9
 """A child with this share of the weights is a wrapper: the blocks are inside it."""
@@ -146,14 +146,29 @@ def head_name(classifier: Classifier) -> str:
 
 
 def head_of(classifier: Classifier) -> nn.Linear:
-    """The last linear layer itself; see `head_name`."""
+    """The last linear layer that a forward pass calls.
+
+    Args:
+        classifier: A network that ends in a linear layer with one output a class.
+
+    Raises:
+        RequestError: The network ends otherwise.
+    """
     head = classifier.module.get_submodule(head_name(classifier))
-    assert isinstance(head, nn.Linear)  # head_name looks among linear layers
+    assert isinstance(head, nn.Linear)  # head_name considers linear layers only
     return head
 
 
 def blank_image(classifier: Classifier, count: int = 1) -> Tensor:
-    """Zeros of the shape, device and dtype that a classifier takes: (count, channels, height, width)."""
+    """Zeros of the shape, device and dtype that a classifier takes.
+
+    Args:
+        classifier: Any classifier with preprocessing.
+        count: Images of the batch.
+
+    Returns:
+        (count, channels, height, width).
+    """
     preprocessing, parameter = classifier.require_preprocessing(), next(classifier.module.parameters())
     size = (count, preprocessing.channels, *preprocessing.crop)
     return torch.zeros(size, device=parameter.device, dtype=parameter.dtype)
@@ -161,7 +176,14 @@ def blank_image(classifier: Classifier, count: int = 1) -> Tensor:
 
 @contextmanager
 def last_linear_call(module: nn.Module) -> Iterator[list[LinearCall]]:
-    """A list that holds the most recent call of a linear layer, for as long as the context lasts."""
+    """Record the most recent call of a linear layer, for as long as the context lasts.
+
+    Args:
+        module: The network.
+
+    Yields:
+        A list with that one call; empty before the first.
+    """
     calls: list[LinearCall] = []
     names = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
 
@@ -197,6 +219,17 @@ def head_call(calls: list[LinearCall], logits: Tensor, spec: str) -> tuple[str, 
         where=spec,
         fix="Use a classifier with a linear head.",
     )
+
+
+def head_tensors(architecture: Architecture) -> set[str]:
+    """Names of the head's tensors: those whose shape depends on the number of classes.
+
+    Args:
+        architecture: Is built twice, with 2 and with 3 classes.
+    """
+    with torch.random.fork_rng(devices=[]):
+        two, three = (architecture.build(classes).state_dict() for classes in (2, 3))
+    return {name for name, tensor in two.items() if tensor.shape != three[name].shape}
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from famr.data.request import Request, so_many_samples
+from famr.data.request import Request, describe_samples
 from famr.errors import GateError, RequestError
 from famr.provenance.canonical import canonical, parse
 from famr.provenance.commitments import commit_file, key_id, read_key
@@ -88,7 +88,7 @@ def request_of(predicate: Mapping[str, Any]) -> str:
     """What was asked for, in a few words."""
     request = predicate["request"]
     if request["kind"] == "samples":
-        return so_many_samples(request["samples"])
+        return describe_samples(request["samples"])
     return Request.from_json(request).describe()
 
 

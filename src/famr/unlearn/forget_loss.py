@@ -23,8 +23,8 @@ from famr.losses.objective import (
     at_least_float32,
     combine,
     gram_matrix,
+    logit_excess,
     reduce,
-    standing_out,
     style_distance,
     target_kl,
     uniform_target,
@@ -32,7 +32,7 @@ from famr.losses.objective import (
 from famr.metrics.forgetting import correct, entropy
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
-from famr.models.activations import LayerOutput, listen, mean_gram
+from famr.models.activations import LayerOutput, capture_layer, mean_gram
 from famr.models.classifier import logits_of
 from famr.targets.distributions import margins, matching_temperature, reference_target, tempered_target, without
 from famr.targets.probe import mean_features, probe_target
@@ -92,7 +92,7 @@ class ForgetLoss:
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.device)]
         apart = target_kl(logits, target)
         if self.forgotten is not None and self.method.demotion:
-            apart = apart + self.method.demotion * standing_out(logits, self.forgotten)
+            apart = apart + self.method.demotion * logit_excess(logits, self.forgotten)
         return logits, apart, style
 
     def logits(self, images: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def forget_loss(asking: ForgetLoss, passes: Passes, known: ForgetLoss | None = N
             where="style_target",
             fix="Give the retained images, or a folder with --style-target.",
         )
-    with listen(model.module, method.style_layer, method.style_channels_last) as tap:
+    with capture_layer(model.module, method.style_layer, method.style_channels_last) as tap:
         if method.target == "probe":
             target = _probed(model.module, tap, passes, asking.ranks)
         else:

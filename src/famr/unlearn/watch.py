@@ -5,7 +5,7 @@ from __future__ import annotations
 from famr.config import FAMR
 from famr.data import Images
 from famr.data.loaders import order
-from famr.data.splits import Splits, some_of_each_class
+from famr.data.splits import Splits, sample_per_class
 from famr.metrics.forgetting import correct
 from famr.unlearn.forget_loss import ForgetLoss
 
@@ -17,9 +17,9 @@ def watched_images(splits: Splits | None, method: FAMR, seed: int) -> Images | N
     if splits is None or splits.retain is None or not splits.retain.labelled:
         return None
     each = max(1, IMAGES // len(splits.retain.class_counts()))
-    some = some_of_each_class(splits.retain, each, seed, skip=method.function_images or 0)
+    some = sample_per_class(splits.retain, each, seed, skip=method.function_images or 0)
     if not len(some):  # so few that all of them hold the answers
-        some = some_of_each_class(splits.retain, each, seed)
+        some = sample_per_class(splits.retain, each, seed)
     return some.take(order(len(some), seed)[:IMAGES])
 
 
