@@ -81,7 +81,7 @@ def open_data(
     Args:
         spec: `digits`, `folder:PATH`, `parquet:PATH`, `hf:ID-or-folder` or `torchvision:NAME`.
         root: Folder of torchvision's files; None for `data`.
-        label_column: Class column of a table that has several; None for the usual or the only one.
+        label_column: Class column of a table that has several; None for one with a common name, or the only one.
         split_seed: Of the split of a source without test images: 20 % of each class, at least one image of a class that
             has two.
         whole: Keep every image of such a source in `train`.

@@ -17,7 +17,7 @@ def open_hub(name: str, label_column: str | None) -> Data:
 
     Args:
         name: Hub id or folder.
-        label_column: Class column, where the table has several; None for the usual or the only one.
+        label_column: Class column, where the table has several; None for one with a common name, or the only one.
 
     Raises:
         RequestError: `datasets` is not installed.

@@ -141,7 +141,7 @@ class _ImagePasses:
     def __call__(self, seed: int | None) -> Iterator[Batch]:
         if self.prepared is None and self.ranks.size == 1:
             self.passes += 1
-            self.prepared = self._find_or_keep_prepared()
+            self.prepared = self._cached_or_prepared()
         if self.prepared is None:
             yield from self._prepare(seed)
             return
@@ -170,12 +170,12 @@ class _ImagePasses:
         for positions in torch.split(indices, self.batch_size):
             yield positions, targets[positions]
 
-    def _find_or_keep_prepared(self) -> Tensor | None:
-        """All images as the network takes them: those already kept, or made now from the second pass on if they fit."""
+    def _cached_or_prepared(self) -> Tensor | None:
+        """All images as the network takes them: cached ones, or from the second pass on new ones if they fit."""
         cache, key = self.images.cache, (self.preprocessing, self.device)
-        kept = cache.prepared
-        if kept is not None and kept.key == key and torch.equal(kept.rows, self.images.rows):
-            return kept.images
+        cached = cache.prepared
+        if cached is not None and cached.key == key and torch.equal(cached.rows, self.images.rows):
+            return cached.images
         shape = (len(self.images), self.preprocessing.channels, *self.preprocessing.crop)
         on_gpu = self.device.type == "cuda"
         room = torch.cuda.mem_get_info(self.device)[0] // GPU_PREPARED_SHARE if on_gpu else PREPARED_BYTES
@@ -354,21 +354,21 @@ def device_pixels(images: Images, preprocessing: Preprocessing, device: torch.de
     if not len(images):
         return None
     key = (preprocessing.channels, str(device))
-    kept = images.cache.on_device.get(key)
-    if kept is None:
+    store = images.cache.on_device.get(key)
+    if store is None:
         first, resized = _load(images, preprocessing, torch.tensor([0]))
         if resized or first.nbytes * len(images.all_ids) > room:
             return None
-        kept = images.cache.on_device[key] = DevicePixels(len(images.all_ids), first[0], device)
-    missing = (~kept.filled[images.rows]).nonzero()[:, 0]
+        store = images.cache.on_device[key] = DevicePixels(len(images.all_ids), first[0], device)
+    missing = (~store.filled[images.rows]).nonzero()[:, 0]
     chunks = torch.split(missing, EVALUATION_BATCH) if len(missing) else ()
     with ThreadPoolExecutor(min(SMALL_IMAGE_THREADS, os.cpu_count() or 1)) as pool:
         loaded = pool.map(lambda positions: _load(images, preprocessing, positions), chunks)
         for positions, (pixels, resized) in zip(chunks, loaded, strict=True):
-            if resized or pixels.shape[1:] != kept.pixels.shape[1:]:
+            if resized or pixels.shape[1:] != store.pixels.shape[1:]:
                 pool.shutdown(cancel_futures=True)
                 return None
             rows = images.rows[positions]
-            kept.pixels[rows.to(device)] = pixels.to(device)
-            kept.filled[rows] = True
-    return kept.pixels[images.rows.to(device)]
+            store.pixels[rows.to(device)] = pixels.to(device)
+            store.filled[rows] = True
+    return store.pixels[images.rows.to(device)]

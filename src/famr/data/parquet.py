@@ -34,7 +34,7 @@ def open_parquet(path: str, label_column: str | None) -> Data:
 
     Args:
         path: A folder with train-*.parquet and test-*.parquet (or train/*.parquet …), or one file.
-        label_column: Class column, where the table has several; None for the usual or the only one.
+        label_column: Class column, where the table has several; None for one with a common name, or the only one.
 
     Raises:
         DataError: There are no such files, or one is unreadable or has no images or no class column.
@@ -126,7 +126,7 @@ def _read_part(files: list[Path], part: str, label_column: str | None, known: tu
 def pick_label(
     features: dict[str, Any], columns: Sequence[str], texts: Sequence[str], label_column: str | None, where: str
 ) -> tuple[str, tuple[str, ...] | None]:
-    """The class column and its class names: the column that is named, else a usual one, else the only one.
+    """The class column and its class names: the column that is named, else one with a common name, else the only one.
 
     Args:
         features: Hugging Face's description of each column.
@@ -144,8 +144,8 @@ def pick_label(
     if label_column in texts:
         return str(label_column), None
     classes = [name for name in columns if features.get(name, {}).get("_type") == "ClassLabel"]
-    usual = [name for name in LABEL_COLUMNS if name in classes]
-    chosen = label_column or (usual[0] if usual else classes[0] if len(classes) == 1 else None)
+    common = [name for name in LABEL_COLUMNS if name in classes]
+    chosen = label_column or (common[0] if common else classes[0] if len(classes) == 1 else None)
     if chosen is None or chosen not in classes:
         text_columns = f"; columns of text are {', '.join(texts)}" if texts else ""
         raise DataError(

@@ -136,6 +136,6 @@ def _resize_lanczos(images: Tensor, size: list[int]) -> Tensor:
     from torchvision.transforms.v2 import functional as F
 
     flat = images.cpu().reshape(-1, *images.shape[-3:])
-    pictures = [F.resize(F.to_pil_image(image), size, InterpolationMode.LANCZOS) for image in flat]
-    resized = torch.stack([F.pil_to_tensor(picture) for picture in pictures])
-    return resized.reshape(*images.shape[:-2], *resized.shape[-2:]).to(images.device)
+    resized = [F.resize(F.to_pil_image(image), size, InterpolationMode.LANCZOS) for image in flat]
+    pixels = torch.stack([F.pil_to_tensor(image) for image in resized])
+    return pixels.reshape(*images.shape[:-2], *pixels.shape[-2:]).to(images.device)

@@ -81,7 +81,7 @@ def capture_layer(module: nn.Module, layer: str, channels_last: bool) -> Iterato
     Args:
         module: The network.
         layer: Name of one of its submodules.
-        channels_last: As for `channels_by_positions`; networks of timm that say so themselves need it not.
+        channels_last: As for `channels_by_positions`; not needed for networks of timm that state it themselves.
 
     Yields:
         The output of the last forward pass.

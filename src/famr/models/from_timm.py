@@ -59,7 +59,7 @@ class TimmArchitecture:
         return module
 
     def _overlay(self) -> dict[str, Any]:
-        """Input size and channels, where arguments change them; timm keeps stating the published ones."""
+        """Input size and channels, where arguments change them; timm would state those of the published weights."""
         size, channels = self.arguments.get("img_size"), self.arguments.get("in_chans", 3)
         if size is None and channels == 3:
             return {}
@@ -136,7 +136,7 @@ def pretrained_timm(name: str, arguments: Mapping[str, Any]) -> Classifier:
         module = architecture.build_pretrained()
     except RequestError:
         raise
-    except Exception as error:  # whatever the hub client raises: offline, missing, gated
+    except Exception as error:  # the hub client raises many types: offline, missing, gated
         raise CheckpointError(
             f"timm could not load pretrained weights ({type(error).__name__}).",
             where=f"timm:{name}",

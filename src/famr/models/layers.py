@@ -73,8 +73,8 @@ def call_order(module: nn.Module, forward: Callable[[], object]) -> dict[str, in
 def late_parameters(module: nn.Module, forward: Callable[[], object], share: float, head: bool) -> list[str]:
     """Names of the parameters of the last `share` of the layers, with or without the head.
 
-    Editing few, late layers keeps more: a change in an early layer propagates through the whole network, where no
-    per-layer metric predicts it. Freezing the head rules out forgetting by a mere change of its bias.
+    Editing few, late layers retains more accuracy: a change in an early layer propagates through the whole network,
+    where no per-layer metric predicts it. Freezing the head rules out forgetting by a mere change of its bias.
 
     Args:
         module: The network; only parameters with `requires_grad` count.
@@ -136,7 +136,7 @@ def head_name(classifier: Classifier) -> str:
     """Name of the last linear layer that a forward pass calls.
 
     Args:
-        classifier: A network that ends in a linear layer with one output a class.
+        classifier: A network that ends in a linear layer with one output per class.
 
     Raises:
         RequestError: The network ends otherwise.
@@ -149,7 +149,7 @@ def head_of(classifier: Classifier) -> nn.Linear:
     """The last linear layer that a forward pass calls.
 
     Args:
-        classifier: A network that ends in a linear layer with one output a class.
+        classifier: A network that ends in a linear layer with one output per class.
 
     Raises:
         RequestError: The network ends otherwise.
@@ -215,7 +215,7 @@ def head_call(calls: list[LinearCall], logits: Tensor, spec: str) -> tuple[str, 
         if layer.out_features == logits.shape[1] and features.shape == (len(logits), layer.in_features):
             return name, features
     raise RequestError(
-        "The network does not end in a linear layer with one output a class.",
+        "The network does not end in a linear layer with one output per class.",
         where=spec,
         fix="Use a classifier with a linear head.",
     )
@@ -236,12 +236,18 @@ def head_tensors(architecture: Architecture) -> set[str]:
 def block_names(classifier: Classifier) -> tuple[str, ...]:
     """Names of the blocks in the order of their calls: a ViT's encoder blocks, a ResNet's stem and stages.
 
-    From the top, every child that holds nearly all weights is entered. A part inside it with weights of its own whose
-    output has one row an image is a block; a part that only groups others is entered too. Neither the head nor
-    normalisation around the blocks is one.
+    From the top, every child that holds nearly all weights is entered. A submodule inside it with weight matrices whose
+    output has one row per image is a block; one that only groups others is entered too. Neither the head nor
+    normalisation around the blocks is a block.
 
     Args:
         classifier: Any classifier with preprocessing.
+
+    Returns:
+        Names as in `module.named_modules()`.
+
+    Raises:
+        RequestError: The network does not end in a linear layer.
     """
     called: dict[nn.Module, int] = {}
     blank = blank_image(classifier, 2)
@@ -280,9 +286,9 @@ def _dominant(module: nn.Module) -> nn.Module | None:
     """The child that holds nearly all weights, if several submodules with weights are inside it."""
     total = sum(parameter.numel() for parameter in module.parameters())
     for child in module.children():
-        held = sum(parameter.numel() for parameter in child.parameters())
+        count = sum(parameter.numel() for parameter in child.parameters())
         parts = [part for part in child.children() if _has_matrices(part)]
-        if held >= DOMINANT * total and (len(parts) > 1 or _dominant(child) is not None):
+        if count >= DOMINANT * total and (len(parts) > 1 or _dominant(child) is not None):
             return child
     return None
 

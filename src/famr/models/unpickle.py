@@ -20,10 +20,10 @@ SHOWN = 5
 
 
 class RefusedError(Exception):
-    """The file is not one of tensors; the message says why."""
+    """The file holds something other than tensors; the message says what."""
 
 
-def main() -> None:
+def convert() -> None:
     """Convert the file named on the command line; nothing else can write to standard output."""
     path = sys.argv[1]
     output = os.fdopen(os.dup(1), "wb")
@@ -103,4 +103,4 @@ def unsafe_names(torch: object, path: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    convert()
