@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from famr.data import Images, loaders
 from famr.data.loaders import device_pixels, gpu_pixels, image_batches, loader_batches, order, pixel_batches
 from famr.data.transforms import Preprocessing
+from famr.engine.distributed import Ranks
 from famr.errors import DataError, RequestError
 
 CPU = torch.device("cpu")
@@ -233,6 +234,19 @@ def test_images_of_a_source_are_copied_to_the_device_once_for_all_subsets(monkey
         pixels = device_pixels(images.take(torch.tensor(indices)), COLOUR, CPU, room=1 << 20)
         assert torch.equal(pixels, torch.stack([real(images, index, 3) for index in indices]))
     assert len(decoded) == 8 + 1  # one image is decoded twice, the first time for its size
+
+
+@pytest.mark.parametrize("ranks", [Ranks(), Ranks(0, 3), Ranks(2, 3)])
+def test_batches_of_pixels_on_a_device_agree_with_those_decoded_in_each_pass(monkeypatch, ranks):
+    images = make_images(*[(5, 4)] * 10)
+    expected = {seed: list(image_batches(images, COLOUR, 4, CPU, ranks)(seed)) for seed in (None, 7)}
+    monkeypatch.setattr(loaders, "gpu_pixels", lambda *args: device_pixels(*args, room=1 << 20))
+    monkeypatch.setattr(loaders, "PREPARED_BYTES", 0)
+    passes = image_batches(images, COLOUR, 4, CPU, ranks)
+    for seed in (None, 7, 7):
+        for batch, other in zip(passes(seed), expected[seed], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+            assert len(batch.images) == -(-len(batch.labels) // ranks.size)
 
 
 @pytest.mark.parametrize(("sizes", "room"), [([(6, 6), (5, 6)], 1 << 20), ([(900, 900)] * 2, 1 << 30), ([(6, 6)], 10)])
