@@ -18,7 +18,7 @@ import torch
 import famr
 from chromium import BROWSER, WIDTHS, chromium
 from conftest import Outcome, alg1
-from famr.audit.collateral import ClassChange
+from famr.audit.class_changes import ClassChange
 from famr.audit.verdict import read_thresholds
 from famr.data import Data
 from famr.engine.inference import predict

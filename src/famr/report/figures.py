@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from famr.audit.collateral import ClassChange
+from famr.audit.class_changes import ClassChange
 from famr.metrics.tables import in_percent
 from famr.report.content import Drawing, Table
 from famr.report.escaping import visible
