@@ -80,7 +80,7 @@ def transplanted_accuracies(models: ComparedModels) -> Estimates:
 ORIGINAL_HEAD_BACK = Gate(
     name="original_head_back",
     title="the original head recovers the class",
-    description="Held-out forget accuracy with the original's head put back: is it forgotten in the head alone?",
+    description="Held-out forget accuracy with the original's head in place of its own.",
     threshold=0.1,
     measure=transplanted_accuracies,
     applies=has_recovery,
