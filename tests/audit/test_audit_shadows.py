@@ -23,7 +23,7 @@ from famr.audit.lira import u_lira
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.shadow_attacks import klom_figures, lira_on, u_lira_by_kind
 from famr.audit.shadow_logits import ShadowLogits, train_shadow_logits
-from famr.audit.shadows import Method
+from famr.audit.shadows import Method, Setting
 from famr.audit.verdict import Audit, GateResult, read_thresholds
 from famr.cli.shadowing import recorded_training
 from famr.data import Data, Images
@@ -58,6 +58,10 @@ def really_retrains(_model: famr.Classifier, _forget: Images, retain: Images | N
     return trained(retain, seed + 1)
 
 
+def setting(splits: famr.Splits, training: famr.Training) -> Setting:
+    return Setting(tiny, splits.forget, splits.retain, training=training)
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shadows")
@@ -66,7 +70,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shadow_logits(forty: famr.Splits, cache: Path) -> dict[str, ShadowLogits]:
     return {
-        name: train_shadow_logits(forty, tiny, OVERFIT, Method(name, unlearn), 12, cache, device="cpu")
+        name: train_shadow_logits(setting(forty, OVERFIT), Method(name, unlearn), 12, cache, device="cpu")
         for name, unlearn in (("nothing", does_nothing), ("retraining", really_retrains))
     }
 
@@ -192,7 +196,7 @@ def test_interrupted_shadows_resume_without_training_the_finished_again(
         return counted
 
     def logits_in(folder: Path) -> ShadowLogits:
-        return train_shadow_logits(forty, tiny, brief, Method("nothing", does_nothing), 6, folder, device="cpu")
+        return train_shadow_logits(setting(forty, brief), Method("nothing", does_nothing), 6, folder, device="cpu")
 
     whole = logits_in(tmp_path / "whole")
     monkeypatch.setattr(module, "fit", until(5))
@@ -204,7 +208,7 @@ def test_interrupted_shadows_resume_without_training_the_finished_again(
     for name in ("unlearned", "retrained", "trained"):
         assert torch.equal(getattr(again, name), getattr(whole, name))
     with pytest.raises(RequestError, match="in pairs"):
-        train_shadow_logits(forty, tiny, brief, Method("nothing", does_nothing), 5, tmp_path, device="cpu")
+        train_shadow_logits(setting(forty, brief), Method("nothing", does_nothing), 5, tmp_path, device="cpu")
 
 
 def test_logits_of_other_images_are_refused() -> None:

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
 from famr.audit.lira import ShadowConfidences, leave_one_out_scores
-from famr.audit.roc import AttackScores, Interval, WeightedRoc, auc, image_auc, roc_summary, tpr_at
+from famr.audit.roc import AttackScores, Interval, auc, image_auc, roc_summary, tpr_at, weighted_figures
 from famr.audit.shadows import halves
 from famr.errors import NumericsError, RequestError
 
@@ -41,9 +41,7 @@ def test_auc_is_the_share_of_ordered_pairs_ties_included() -> None:
 def test_weights_count_as_repeated_scores() -> None:
     for seed in range(5):
         scores, member = (2 * draws(300, seed=seed)).round(), draws(300, seed=seed + 50) > 0.3
-        order = scores.argsort()
         times = torch.randint(4, (300,), generator=torch.Generator().manual_seed(seed))
-        roc = WeightedRoc(scores[order].numpy(), member[order].numpy(), (0.1, 0.3), threshold=1.0)
         false, true, _ = roc_curve(
             member.repeat_interleave(times), scores.repeat_interleave(times), drop_intermediate=False
         )
@@ -55,7 +53,8 @@ def test_weights_count_as_repeated_scores() -> None:
             true[false <= 0.3].max(),
             float(called[repeated].mean() + 1 - called[~repeated].mean()) / 2,
         ]
-        assert roc.figures(times[order].double().numpy()).tolist() == pytest.approx(expected, abs=1e-12)
+        figures = weighted_figures(scores.numpy(), member.numpy(), times.double().numpy(), (0.1, 0.3), threshold=1.0)
+        assert figures.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_tpr_is_the_best_that_scikit_learns_curve_allows() -> None:
@@ -165,9 +164,9 @@ def test_the_intervals_are_those_of_a_slow_bootstrap() -> None:
     unseen = ~seen & (draws(6, 120, seed=6) > -1)
     found = roc_summary(AttackScores(scores, seen, unseen), threshold=0.5, seed=9, draws=25)
     generator, rows = np.random.default_rng(9), []
-    drawn = [torch.from_numpy(generator.integers(0, n, (25, n))) for n in (6, 120)]  # as scipy draws them
-    for models, images in zip(*drawn, strict=True):
-        times = torch.outer(models.bincount(minlength=6), images.bincount(minlength=120))
+    for _ in range(25):
+        models, images = (torch.from_numpy(generator.choice(n, n)).bincount(minlength=n) for n in (6, 120))
+        times = torch.outer(models, images)
         ours, theirs = (scores[kind].repeat_interleave(times[kind]) for kind in (seen, unseen))
         member = torch.arange(len(ours) + len(theirs)) < len(ours)
         false, true, _ = roc_curve(member, torch.cat([ours, theirs]), drop_intermediate=False)
@@ -179,6 +178,15 @@ def test_the_intervals_are_those_of_a_slow_bootstrap() -> None:
         assert figure is not None
         low, high = table[:, index].quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
         assert (figure.low, figure.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_bootstrap_samples_without_members_are_left_out() -> None:
+    """The second model saw a single image: where it is drawn twice, and the image is not, there is no member."""
+    seen = torch.zeros(2, 60, dtype=torch.bool)
+    seen[0, :20] = seen[1, 20] = True
+    found = roc_summary(AttackScores(draws(2, 60) + seen, seen, ~seen), draws=200).auc
+    assert found is not None
+    assert 0 < found.low < found.value < found.high <= 1
 
 
 def test_accuracy_weighs_both_kinds_alike_and_ties_half() -> None:

@@ -76,16 +76,18 @@ def audit(
     if not data.enough:
         lines.append(f"{len(splits.forget)} forget images are too few for a verdict.")
         results = [result.undecided(lines[-1]) for result in results]
-    subject: dict[str, Any] = {
-        "request": splits.request.to_json(),
-        "thresholds": limits,
-        "seed": seed,
-        "quick": quick,
-        "unlearned_sha256": unlearned.digest(),
-        "original_sha256": None if original is None else original.digest(),
-        "retrained_sha256": [model.digest() for model in retrained],
+    subject: dict[str, Any] = {"request": splits.request.to_json(), "thresholds": limits, "seed": seed, "quick": quick}
+    return Audit(tuple(results), {**subject, **_digests(models)}, tuple(lines), stated, costs.seconds)
+
+
+def _digests(models: Mapping[str, Classifier]) -> dict[str, Any]:
+    """SHA-256 of the weights of all models."""
+    digests = {name: model.digest() for name, model in models.items()}
+    return {
+        "unlearned_sha256": digests["unlearned"],
+        "original_sha256": digests.get("original"),
+        "retrained_sha256": [digest for name, digest in digests.items() if is_reference(name)],
     }
-    return Audit(tuple(results), subject, tuple(lines), stated, costs.seconds)
 
 
 def _compare(

@@ -51,7 +51,7 @@ def non_member(model: ModelMeasurements) -> Tensor:
     return model.non_members
 
 
-AVERAGE_GAP: dict[str, PerImage] = {
+AVERAGE_GAP_MEASURES: dict[str, PerImage] = {
     "forget": hits_on("forget"),
     "retain": hits_on("retain"),
     "test": hits_on("test"),
@@ -67,7 +67,8 @@ def average_gap_means(models: Sequence[ModelMeasurements]) -> dict[str, float]:
         models: One or more.
     """
     return {
-        name: sum(float(values(model).mean()) for model in models) / len(models) for name, values in AVERAGE_GAP.items()
+        name: sum(float(values(model).mean()) for model in models) / len(models)
+        for name, values in AVERAGE_GAP_MEASURES.items()
     }
 
 

@@ -20,8 +20,6 @@ FEWEST = 20
 """Members and non-members (images) below which there is no AUC and no accuracy: a bootstrap of fewer means nothing."""
 DRAWS = 1000
 """Bootstrap samples of an attack's figures."""
-BATCH_OF_DRAWS = 100
-"""Bootstrap samples in memory at once."""
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 ROUNDING = 1e-12
 """By how much a false positive rate may exceed its limit, as sums of weights round."""
@@ -203,40 +201,33 @@ def require_both_kinds(member: Tensor) -> None:
         raise RequestError("An attack must be measured on members and non-members.", where="roc")
 
 
-@dataclass(frozen=True, eq=False)
-class WeightedRoc:
-    """The figures of an attack in which each score counts `weights` times.
+def weighted_figures(
+    scores: Array, member: Array, weights: Array, fprs: tuple[float, ...], threshold: float | None
+) -> Array:
+    """Figures of an attack in which each score counts `weights` times.
 
-    Attributes:
-        scores: In ascending order, (n,).
+    Balanced accuracy is ½ (TPR + 1 − FPR) at the threshold; a score equal to it counts as half a "member".
+
+    Args:
+        scores: (n,).
         member: bool (n,).
+        weights: (n,).
         fprs: False positive rates at which the true positive rate is wanted.
         threshold: Above it the attack says "member"; None where it has no threshold.
+
+    Returns:
+        AUC, the true positive rate at each of `fprs`, and, with a threshold, balanced accuracy.
     """
+    from sklearn.metrics import auc as area
+    from sklearn.metrics import roc_curve
 
-    scores: Array
-    member: Array
-    fprs: tuple[float, ...]
-    threshold: float | None
-
-    def figures(self, weights: Array) -> Array:
-        """AUC, the true positive rate at each of `fprs`, and, with a threshold, balanced accuracy.
-
-        Balanced accuracy is ½ (TPR + 1 − FPR) at the threshold; a score equal to it counts as half a "member".
-
-        Args:
-            weights: (n,).
-        """
-        from sklearn.metrics import auc as area
-        from sklearn.metrics import roc_curve
-
-        false, true, _ = roc_curve(self.member, self.scores, sample_weight=weights, drop_intermediate=False)
-        figures = [area(false, true), *(true[false <= fpr + ROUNDING].max() for fpr in self.fprs)]
-        if self.threshold is not None:
-            called = (self.scores > self.threshold) + 0.5 * (self.scores == self.threshold)
-            hit, false_alarm = (np.average(called[kind], weights=weights[kind]) for kind in (self.member, ~self.member))
-            figures.append((hit + 1 - false_alarm) / 2)
-        return np.array(figures)
+    false, true, _ = roc_curve(member, scores, sample_weight=weights, drop_intermediate=False)
+    figures = [area(false, true), *(true[false <= fpr + ROUNDING].max() for fpr in fprs)]
+    if threshold is not None:
+        called = (scores > threshold) + 0.5 * (scores == threshold)
+        hit, false_alarm = (np.average(called[kind], weights=weights[kind]) for kind in (member, ~member))
+        figures.append((hit + 1 - false_alarm) / 2)
+    return np.array(figures)
 
 
 def roc_summary(
@@ -250,9 +241,9 @@ def roc_summary(
     """All figures of an attack.
 
     The percentile bootstrap resamples images and models, each with all of its scores, as the scores of one image or of
-    one model are not independent. Images that are members only, non-members only or both keep their numbers, and so do
-    models. For one model, TPR has the interval of `tpr_at`. With fewer than about ten models of a kind the bootstrap
-    over models is known to be too narrow.
+    one model are not independent. It is stratified: as many images, and as many models, as in the data are members
+    only, non-members only, or both. For one model, TPR has the interval of `tpr_at`. With fewer than about ten models
+    of a kind the bootstrap over models is known to be too narrow.
 
     Args:
         scored: Scores and truth.
@@ -293,46 +284,35 @@ def _bootstrap(
     draws: int,
     resample_models: bool,
 ) -> list[Interval]:
-    """The figures of `WeightedRoc`, each with its percentile interval over resampled models and images."""
-    from scipy.stats import bootstrap
+    """`weighted_figures`, each with its percentile interval over resampled models and images.
 
+    `scipy.stats.bootstrap` resamples observations; here a model and an image are drawn with all of their scores.
+    """
+    generator = np.random.default_rng(seed)
     scores, seen = (each.flatten().cpu().numpy() for each in (scored.scores.double(), scored.seen))
     used = (scored.seen | scored.unseen).flatten().cpu().numpy().nonzero()[0]
     order = used[scores[used].argsort(kind="stable")]  # scikit-learn sorts in every sample: sorted scores are quicker
-    roc = WeightedRoc(scores[order], seen[order], fprs, threshold)
-    images = _strata(scored.seen.any(dim=0), scored.unseen.any(dim=0))
-    models = _strata(scored.seen.any(dim=1), scored.unseen.any(dim=1)) if resample_models else []
-    model_count, image_count = scored.scores.shape
-
-    def figures(*drawn: Array) -> Array:
-        model_counts = _counts(models, drawn[: len(models)], model_count)
-        image_counts = _counts(images, drawn[len(models) :], image_count)
-        return roc.figures(np.outer(model_counts, image_counts).ravel()[order])
-
-    interval = bootstrap(
-        [*models, *images],
-        figures,
-        n_resamples=draws,
-        batch=BATCH_OF_DRAWS,
-        vectorized=False,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    once = roc.figures(np.ones(len(order)))
-    return [Interval(*map(float, ends)) for ends in zip(once, interval.low, interval.high, strict=True)]
+    scores, seen = scores[order], seen[order]
+    models, images = (_strata(scored.seen.any(dim=axis), scored.unseen.any(dim=axis)) for axis in (1, 0))
+    once = np.ones(len(scored.scores))
+    samples: list[Array] = []
+    while len(samples) < draws:
+        model_counts = _drawn_counts(models, generator) if resample_models else once
+        weights = np.outer(model_counts, _drawn_counts(images, generator)).ravel()[order]
+        if weights[seen].any() and weights[~seen].any():
+            samples.append(weighted_figures(scores, seen, weights, fprs, threshold))
+    low, high = np.quantile(samples, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    values = weighted_figures(scores, seen, np.ones(len(order)), fprs, threshold)
+    return [Interval(*map(float, figure)) for figure in zip(values, low, high, strict=True)]
 
 
 def _strata(seen: Tensor, unseen: Tensor) -> list[Array]:
-    """Indices of those that are members only, non-members only, both or neither; a stratum of one is not resampled."""
+    """Indices of those that are members only, non-members only, both, or neither."""
     kind = (2 * seen.long() + unseen.long()).cpu().numpy()
-    strata = [(kind == value).nonzero()[0] for value in np.unique(kind)]
-    return [indices for indices in strata if len(indices) > 1]
+    return [(kind == value).nonzero()[0] for value in np.unique(kind)]
 
 
-def _counts(strata: list[Array], drawn: tuple[Array, ...], size: int) -> Array:
-    """How often each index was drawn; once where it is in no stratum."""
-    counts = np.ones(size)
-    for indices, drawn_indices in zip(strata, drawn, strict=True):
-        counts[indices] = np.bincount(drawn_indices, minlength=size)[indices]
-    return counts
+def _drawn_counts(strata: list[Array], generator: np.random.Generator) -> Array:
+    """How often each index is drawn, with replacement within its stratum."""
+    drawn = np.concatenate([generator.choice(indices, len(indices)) for indices in strata])
+    return np.bincount(drawn, minlength=len(drawn))

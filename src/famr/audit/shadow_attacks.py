@@ -85,7 +85,7 @@ def lira_on(model: ModelMeasurements, shadows: ShadowLogits, seed: int = 0) -> R
 
 def shadow_figures(
     shadows: ShadowLogits,
-    u_lira_found: Mapping[str, RocSummary | str],
+    summaries: Mapping[str, RocSummary | str],
     models: Mapping[str, ModelMeasurements],
     ids: Sequence[str],
     seed: int,
@@ -94,7 +94,7 @@ def shadow_figures(
 
     Args:
         shadows: Logits of the shadow models.
-        u_lira_found: By kind of model.
+        summaries: Of U-LiRA, by kind of model.
         models: Models to run LiRA on, by name.
         ids: Of the forget images.
         seed: Of the bootstrap.
@@ -106,11 +106,11 @@ def shadow_figures(
     }
     lira = {name: lira_on(model, shadows, seed) for name, model in models.items()}
     figures: dict[str, Any] = {
-        "u_lira": {name: each if isinstance(each, str) else each.to_json() for name, each in u_lira_found.items()},
+        "u_lira": {name: each if isinstance(each, str) else each.to_json() for name, each in summaries.items()},
         "lira": {name: None if each is None else each.to_json() for name, each in lira.items()},
         "klom": klom_figures(shadows),
     }
-    if not isinstance(u_lira_found["unlearned"], str):
+    if not isinstance(summaries["unlearned"], str):
         exposure = image_auc(u_lira_scores(shadows.unlearned, shadows.retrained, shadows.targets))
         worst = exposure.argsort(descending=True, stable=True)[:MOST_EXPOSED].tolist()
         figures["most_exposed"] = [{"id": ids[index], "auc": float(exposure[index])} for index in worst]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from famr.audit.shadows import Method, Setting, ShadowDone, train_references, train_whole
-from famr.data.splits import Splits
+from famr.audit.shadows import Method, OnShadow, Setting, train_references, train_whole
 from famr.errors import RequestError
-from famr.models import Classifier
-from famr.training import Training
 
 FEWEST_MODELS = 3
 """Models of each kind below which a leave-one-out attack cannot fit its normals."""
@@ -70,29 +67,23 @@ class ShadowLogits:
 
 
 def train_shadow_logits(
-    splits: Splits,
-    start: Callable[[int], Classifier],
-    training: Training,
+    setting: Setting,
     method: Method,
     count: int,
     cache: Path,
     *,
-    seed: int = 0,
     device: str | None = None,
-    on_shadow: Callable[[ShadowDone], None] | None = None,
+    on_shadow: OnShadow | None = None,
 ) -> ShadowLogits:
     """Half of the models train on everything and unlearn the forget set, the other half never see it.
 
     What is in the cache is not trained again, so an interrupted call resumes.
 
     Args:
-        splits: Of the request.
-        start: Starting weights from a seed.
-        training: How the original was trained.
-        method: How it was made to unlearn.
+        setting: How the original was trained; its pool is the forget set, its base the retain set.
+        method: How the original was made to unlearn.
         count: Models in all: even, and at least six.
         cache: Folder of logits and weights.
-        seed: Of all shadow models.
         device: None: the best there is.
         on_shadow: Called after each trained model.
 
@@ -105,9 +96,8 @@ def train_shadow_logits(
             where="shadows",
             fix="16 is a fair start; more narrow the interval.",
         )
-    setting = Setting(start, splits.forget, splits.retain, training=training, seed=seed)
     half = count // 2
     trained = train_whole(setting, half, cache, device=device, on_shadow=on_shadow)
     unlearned = train_whole(setting, half, cache, method=method, device=device)
     retrained = train_references(setting, half, cache, device=device, on_shadow=on_shadow)
-    return ShadowLogits(splits.forget.targets, unlearned.logits, retrained.logits, trained.logits)
+    return ShadowLogits(setting.pool.targets, unlearned.logits, retrained.logits, trained.logits)

@@ -84,7 +84,7 @@ def calibration(models: ComparedModels) -> dict[str, Any]:
     errors = {
         name: expected_calibration_error(model.test.logits, model.test.targets) for name, model in models.named.items()
     }
-    return {"needs_retrained": False, "says": "ECE on held-out images that stay.", "ece": errors}
+    return {"needs_retrained": False, "says": "ECE on held-out retained images.", "ece": errors}
 
 
 def update_leakage_auc(original: Tensor, unlearned: Tensor, original_test: Tensor, unlearned_test: Tensor) -> float:
@@ -128,7 +128,7 @@ def retained_classes(models: ComparedModels) -> dict[str, Any]:
     Args:
         models: Of the audit.
     """
-    description = "Held-out accuracy of each class that stays, before and after; the one that lost most first."
+    description = "Held-out accuracy of each retained class, before and after; the one that lost most first."
     part: dict[str, Any] = {"needs_retrained": False, "says": description}
     before, after, splits = models.original, models.unlearned, models.splits
     if before is None:
@@ -219,7 +219,7 @@ def notes(stated: Mapping[str, Any]) -> list[str]:
         stated: All measurements without a threshold.
     """
     lines = [
-        f"ECE on held-out images that stay: {name} {value:.4f}" for name, value in stated["calibration"]["ece"].items()
+        f"ECE on held-out retained images: {name} {value:.4f}" for name, value in stated["calibration"]["ece"].items()
     ]
     for name in ("unlearned", "retrained"):
         if name in stated["tug_of_war"]:

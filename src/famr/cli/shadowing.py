@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from famr.audit.shadow_logits import ShadowLogits, train_shadow_logits
-from famr.audit.shadows import Method, ShadowDone
+from famr.audit.shadows import Method, Setting, ShadowDone
 from famr.cli.commands import OpenRun
 from famr.cli.printing import say
 from famr.config import FAMR
@@ -48,14 +48,12 @@ def shadows_of(opened: OpenRun, asked: Shadowing, original: str | None, seed: in
         if not asked.quiet:
             say(f"shadow model {done.number + 1}: {'found' if done.cached else f'trained in {done.seconds:.1f} s'}")
 
+    start, splits = _start(opened.original, asked.start), opened.splits
     return train_shadow_logits(
-        opened.splits,
-        _start(opened.original, asked.start),
-        training,
+        Setting(start, splits.forget, splits.retain, training=training, seed=seed),
         _method(opened, device),
         asked.count,
         asked.cache,
-        seed=seed,
         device=device,
         on_shadow=on_shadow,
     )

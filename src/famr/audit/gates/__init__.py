@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from famr.audit.gates.accuracy import (
-    AVERAGE_GAP_GATE,
+    AVERAGE_GAP,
     FORGET_ACCURACY,
     FORGET_ACCURACY_GAP,
     FORGOTTEN_RANK_GAP,
@@ -25,7 +25,7 @@ GATES: dict[str, Gate] = {
         HELD_OUT_FORGET_ACCURACY_GAP,
         RETAIN_ACCURACY_GAP,
         MIA_EFFICACY_GAP,
-        AVERAGE_GAP_GATE,
+        AVERAGE_GAP,
         JS_TO_RETRAINED,
         TWO_SAMPLE_AUC,
         RMIA_AUC,

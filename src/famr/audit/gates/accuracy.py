@@ -8,7 +8,7 @@ from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import Estimate, mean_estimate, mean_gap_estimate
 from famr.audit.gates.base import Gate, against_references, each_model, forgets_classes, gap_to_references
 from famr.audit.measurements import ModelMeasurements
-from famr.audit.per_image import AVERAGE_GAP, difference, hits_on, share_above_true
+from famr.audit.per_image import AVERAGE_GAP_MEASURES, difference, hits_on, share_above_true
 
 FORGET_ACCURACY_GAP = Gate(
     name="forget_accuracy_gap",
@@ -30,7 +30,7 @@ HELD_OUT_FORGET_ACCURACY_GAP = Gate(
 RETAIN_ACCURACY_GAP = Gate(
     name="retain_accuracy_gap",
     title="accuracy on retained classes differs from retrained models",
-    description="|Ret-Acc − retrained| on held-out images that stay.",
+    description="|Ret-Acc − retrained| on held-out retained images.",
     threshold=0.02,
     measure=gap_to_references(hits_on("test")),
 )
@@ -46,11 +46,11 @@ def average_gap_estimate(
         references: What it is compared with.
         models: The whole audit.
     """
-    differences = [difference(model, references, values) for values in AVERAGE_GAP.values()]
+    differences = [difference(model, references, values) for values in AVERAGE_GAP_MEASURES.values()]
     return mean_gap_estimate(differences, models.seed)
 
 
-AVERAGE_GAP_GATE = Gate(
+AVERAGE_GAP = Gate(
     name="average_gap",
     title="the mean gap to retrained models",
     description="Avg. Gap: the mean gap of forget, retain and test accuracy and MIA-efficacy.",
