@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
 from famr.audit.lira import ShadowConfidences, leave_one_out_scores
-from famr.audit.roc import AttackScores, Interval, auc, image_auc, roc_summary, tpr_at, weighted_figures
+from famr.audit.roc import AttackScores, Interval, auc, image_auc, roc_summary, tpr_at, weighted_figures, weighted_roc
 from famr.audit.shadows import halves
 from famr.errors import NumericsError, RequestError
 
@@ -38,23 +38,32 @@ def test_auc_is_the_share_of_ordered_pairs_ties_included() -> None:
         assert auc(scores, member) == pytest.approx(expected, abs=1e-12)
 
 
+def test_the_weighted_curve_is_scikit_learns() -> None:
+    for seed in range(5):
+        scores = (2 * draws(300, seed=seed)).round().sort(descending=True).values.numpy()
+        member = (draws(300, seed=seed + 50) > 0.3).numpy()
+        weights = torch.randint(1, 4, (300,), generator=torch.Generator().manual_seed(seed)).double().numpy()
+        expected = roc_curve(member, scores, sample_weight=weights, drop_intermediate=False)
+        for ours, theirs in zip(weighted_roc(scores, member, weights), expected[:2], strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-12)
+
+
 def test_weights_count_as_repeated_scores() -> None:
     for seed in range(5):
-        scores, member = (2 * draws(300, seed=seed)).round(), draws(300, seed=seed + 50) > 0.3
+        scores, order = (2 * draws(300, seed=seed)).round().sort(descending=True)
+        member = (draws(300, seed=seed + 50) > 0.3)[order]
         times = torch.randint(4, (300,), generator=torch.Generator().manual_seed(seed))
-        false, true, _ = roc_curve(
-            member.repeat_interleave(times), scores.repeat_interleave(times), drop_intermediate=False
-        )
-        called = ((scores > 1.0).double() + (scores == 1.0).double() / 2).repeat_interleave(times)
-        repeated = member.repeat_interleave(times)
+        repeated, truth = scores.repeat_interleave(times), member.repeat_interleave(times)
+        false, true, _ = roc_curve(truth, repeated, drop_intermediate=False)
+        called = (repeated > 1.0).double() + (repeated == 1.0).double() / 2
         expected = [
-            roc_auc_score(repeated, scores.repeat_interleave(times)),
+            roc_auc_score(truth, repeated),
             true[false <= 0.1].max(),
             true[false <= 0.3].max(),
-            float(called[repeated].mean() + 1 - called[~repeated].mean()) / 2,
+            float(called[truth].mean() + 1 - called[~truth].mean()) / 2,
         ]
         figures = weighted_figures(scores.numpy(), member.numpy(), times.double().numpy(), (0.1, 0.3), threshold=1.0)
-        assert figures.tolist() == pytest.approx(expected, abs=1e-12)
+        assert figures == pytest.approx(expected, abs=1e-12)
 
 
 def test_tpr_is_the_best_that_scikit_learns_curve_allows() -> None:

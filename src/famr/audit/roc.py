@@ -201,15 +201,37 @@ def require_both_kinds(member: Tensor) -> None:
         raise RequestError("An attack must be measured on members and non-members.", where="roc")
 
 
+def weighted_roc(scores: Array, member: Array, weights: Array) -> tuple[Array, Array]:
+    """`sklearn.metrics.roc_curve(member, scores, sample_weight=weights)` for sorted scores.
+
+    A bootstrap needs a thousand curves of the same scores: scikit-learn validates and sorts them each time, which takes
+    some ten times as long.
+
+    Args:
+        scores: In descending order, (n,).
+        member: bool (n,).
+        weights: (n,); some above 0 for members and for non-members.
+
+    Returns:
+        False and true positive rates, from 0 to 1.
+
+    >>> weighted_roc(np.array([2.0, 1.0, 1.0]), np.array([True, True, False]), np.array([1.0, 3.0, 1.0]))
+    (array([0., 0., 1.]), array([0.  , 0.25, 1.  ]))
+    """
+    ends = np.flatnonzero(np.diff(scores, append=-np.inf))  # equal scores are called members together
+    false, true = (np.cumsum(weights * kind)[ends] for kind in (~member, member))
+    return np.append(0.0, false / false[-1]), np.append(0.0, true / true[-1])
+
+
 def weighted_figures(
     scores: Array, member: Array, weights: Array, fprs: tuple[float, ...], threshold: float | None
-) -> Array:
+) -> list[float]:
     """Figures of an attack in which each score counts `weights` times.
 
     Balanced accuracy is ½ (TPR + 1 − FPR) at the threshold; a score equal to it counts as half a "member".
 
     Args:
-        scores: (n,).
+        scores: In descending order, (n,).
         member: bool (n,).
         weights: (n,).
         fprs: False positive rates at which the true positive rate is wanted.
@@ -218,16 +240,13 @@ def weighted_figures(
     Returns:
         AUC, the true positive rate at each of `fprs`, and, with a threshold, balanced accuracy.
     """
-    from sklearn.metrics import auc as area
-    from sklearn.metrics import roc_curve
-
-    false, true, _ = roc_curve(member, scores, sample_weight=weights, drop_intermediate=False)
-    figures = [area(false, true), *(true[false <= fpr + ROUNDING].max() for fpr in fprs)]
+    false, true = weighted_roc(scores, member, weights)
+    figures = [np.trapezoid(true, false), *(true[false <= fpr + ROUNDING].max() for fpr in fprs)]
     if threshold is not None:
         called = (scores > threshold) + 0.5 * (scores == threshold)
         hit, false_alarm = (np.average(called[kind], weights=weights[kind]) for kind in (member, ~member))
         figures.append((hit + 1 - false_alarm) / 2)
-    return np.array(figures)
+    return [float(figure) for figure in figures]
 
 
 def roc_summary(
@@ -291,11 +310,11 @@ def _bootstrap(
     generator = np.random.default_rng(seed)
     scores, seen = (each.flatten().cpu().numpy() for each in (scored.scores.double(), scored.seen))
     used = (scored.seen | scored.unseen).flatten().cpu().numpy().nonzero()[0]
-    order = used[scores[used].argsort(kind="stable")]  # scikit-learn sorts in every sample: sorted scores are quicker
+    order = used[scores[used].argsort(kind="stable")[::-1]]
     scores, seen = scores[order], seen[order]
     models, images = (_strata(scored.seen.any(dim=axis), scored.unseen.any(dim=axis)) for axis in (1, 0))
     once = np.ones(len(scored.scores))
-    samples: list[Array] = []
+    samples: list[list[float]] = []
     while len(samples) < draws:
         model_counts = _drawn_counts(models, generator) if resample_models else once
         weights = np.outer(model_counts, _drawn_counts(images, generator)).ravel()[order]
@@ -303,7 +322,7 @@ def _bootstrap(
             samples.append(weighted_figures(scores, seen, weights, fprs, threshold))
     low, high = np.quantile(samples, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     values = weighted_figures(scores, seen, np.ones(len(order)), fprs, threshold)
-    return [Interval(*map(float, figure)) for figure in zip(values, low, high, strict=True)]
+    return [Interval(value, *ends) for value, *ends in zip(values, low.tolist(), high.tolist(), strict=True)]
 
 
 def _strata(seen: Tensor, unseen: Tensor) -> list[Array]:
