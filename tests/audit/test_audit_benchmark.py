@@ -38,7 +38,7 @@ def unlearning(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[int, float], 
     calls: Calls = []
 
     def forget(
-        model: famr.Classifier, _splits: famr.Splits, method: famr.FAMR, *, seed: int, track_retain: bool
+        model: famr.Classifier, _splits: famr.Splits, method: famr.FAMR, *, seed: int, monitor: famr.Monitor
     ) -> Any:
         calls.append((seed, method.budget))
         if refuses(seed, method.budget):
