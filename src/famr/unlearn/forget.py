@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from famr.anchors import Source
 from famr.config import FAMR, ResolvedFAMR
 from famr.data.loaders import LabelledImages
 from famr.data.splits import Splits
@@ -16,7 +17,7 @@ from famr.engine.finite import name_bad_images
 from famr.engine.pick import pick_engine
 from famr.models import Classifier
 from famr.unlearn.history import Monitor
-from famr.unlearn.inputs import RunInputs, Source
+from famr.unlearn.inputs import RunInputs
 from famr.unlearn.problem import build_problem
 from famr.unlearn.progress import Progress
 from famr.unlearn.resolve import resolve
@@ -72,8 +73,7 @@ def forget(
         progress = Progress.open(monitor.resume_state, inputs.forget_ids, identity)
     settings = {"the method": config.to_json(), "the seed": seed, "the unfinished run": progress.facts()}
     engine.agree(lambda: inputs.facts(original, settings))
-    step_size = None if splits is None else config.images_in_step(len(splits.forget))
-    with engine.session(original, config.precision, step_size) as session:
+    with engine.session(original, config.precision, inputs.step_size(config)) as session:
         start = time.perf_counter()
         with (
             deterministic(seed),

@@ -11,6 +11,7 @@ import torch
 
 from famr._version import __version__
 from famr.anchors import Source
+from famr.config import ResolvedFAMR
 from famr.data import Images
 from famr.data.loaders import Batches, LabelledImages, order
 from famr.data.request import Kind, Request
@@ -192,6 +193,14 @@ class RunInputs:
         """Names of the classes that this run forgets whole."""
         whole = self.splits is not None and self.forgets_classes
         return self.splits.newly_forgotten_classes() if whole and self.splits is not None else ()
+
+    def step_size(self, config: ResolvedFAMR) -> int | None:
+        """Images of a step, with those of the function-space anchor; None for a loader, which has its own batches.
+
+        Args:
+            config: The settings.
+        """
+        return None if self.splits is None else config.images_in_step(len(self.splits.forget))
 
     def step_batches(self, session: Session, size: int) -> Batches:
         """Passes over the forget set for steps.

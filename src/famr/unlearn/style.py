@@ -15,9 +15,6 @@ from famr.errors import RequestError
 from famr.models.activations import LayerOutput, listen, mean_gram
 from famr.unlearn.inputs import RunInputs
 
-STYLE_BATCH = 256
-"""Images at a time for the mean Gram matrix."""
-
 
 @contextmanager
 def style_layer(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutput | None]:
@@ -38,13 +35,14 @@ def style_layer(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutput 
         yield style
 
 
-def neutral_gram(session: Session, inputs: RunInputs, style: LayerOutput) -> Tensor:
+def neutral_gram(session: Session, inputs: RunInputs, style: LayerOutput, batch_size: int) -> Tensor:
     """G_target: the mean Gram matrix over images of a neutral style.
 
     Args:
         session: The network at θ₀.
         inputs: Has these images.
         style: Reads the style layer.
+        batch_size: Images at a time, at most.
 
     Raises:
         RequestError: There are none.
@@ -57,7 +55,7 @@ def neutral_gram(session: Session, inputs: RunInputs, style: LayerOutput) -> Ten
             fix="Give the retained images, or a folder with --style-target.",
         )
     if isinstance(source, Images):
-        batches = session.image_batches(source, STYLE_BATCH)
+        batches = session.image_batches(source, batch_size)
     else:
         batches = loader_batches(source, session.device)
     return mean_gram(session.model.module, style, batches(None))
