@@ -108,19 +108,18 @@ def test_there_is_an_event_for_every_step_and_every_row(original: famr.Classifie
     assert len(events) - len(rows) == 2 * 3  # 146 images are three batches of 64
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"), [(50, list(range(8))), (3, [0, 1, 3, 6, 7]), (2, [0, 1, 4, 7]), (1, [0, 7])]
-)
 def test_about_so_many_epochs_are_evaluated_and_evaluation_changes_nothing(
-    original: famr.Classifier, without_three: famr.Splits, rows: int, expected: list[int]
+    original: famr.Classifier, without_three: famr.Splits
 ) -> None:
     method = alg1(epochs=7, learning_rate=1e-5, strength=0.01)
-    result = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(rows=rows))
     every = famr.forget(original, without_three, method, device="cpu")
-    assert [row.epoch for row in result.history] == expected
-    timeless = [replace(row, seconds=0.0) for row in result.history]
-    assert timeless == [replace(row, seconds=0.0) for row in every.history if row.epoch in expected]
-    assert result.model.digest() == every.model.digest()
+    assert [row.epoch for row in every.history] == list(range(8))
+    for rows, expected in ((3, [0, 1, 3, 6, 7]), (2, [0, 1, 4, 7]), (1, [0, 7])):
+        result = famr.forget(original, without_three, method, device="cpu", monitor=famr.Monitor(rows=rows))
+        assert [row.epoch for row in result.history] == expected
+        timeless = [replace(row, seconds=0.0) for row in result.history]
+        assert timeless == [replace(row, seconds=0.0) for row in every.history if row.epoch in expected]
+        assert result.model.digest() == every.model.digest()
 
 
 def test_a_history_without_rows_is_refused() -> None:
@@ -143,7 +142,7 @@ def test_total_loss_is_forget_loss_plus_anchor(original: famr.Classifier, withou
 def test_a_concept_is_a_column_with_a_value(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(digits, famr.Request(concept=("parity", "odd")))
     assert set(splits.forget.targets.tolist()) == {1, 3, 5, 7, 9}
-    result = famr.forget(original, splits, alg1(learning_rate=5e-5), device="cpu")
+    result = famr.forget(original, splits, alg1(learning_rate=5e-5, epochs=2), device="cpu")
     assert result.history[-1].forget_accuracy < result.history[0].forget_accuracy  # type: ignore[operator]
 
 
