@@ -26,7 +26,7 @@ from famr.anchors import (
 from famr.anchors.statistics import covered, fisher_diagonal, kfac_statistics
 from famr.data import Data
 from famr.data.loaders import Batch, order
-from famr.data.splits import some_of_each_class
+from famr.data.splits import sample_per_class
 from famr.engine.plain import PlainSession
 from famr.errors import RequestError
 from famr.metrics.forgetting import kl_divergence
@@ -287,22 +287,22 @@ def test_a_generator_of_anchor_images_serves_several_anchors() -> None:
     assert once.model.digest() == kept.model.digest()
 
 
-def test_some_of_each_class_are_drawn_without_repetition(digits: Data) -> None:
-    some = some_of_each_class(digits.train, 7, seed=0)
+def test_sample_per_class_are_drawn_without_repetition(digits: Data) -> None:
+    some = sample_per_class(digits.train, 7, seed=0)
     assert torch.bincount(some.targets).tolist() == [7] * 10
     assert len(set(some.ids)) == 70
-    assert some.ids != some_of_each_class(digits.train, 7, seed=1).ids
+    assert some.ids != sample_per_class(digits.train, 7, seed=1).ids
 
 
 @pytest.mark.parametrize(("count", "skip"), [(7, 0), (7, 7), (3, 140), (1000, 0), (5, 1000)])
-def test_some_of_each_class_are_the_first_of_it_in_a_random_order(digits: Data, count: int, skip: int) -> None:
+def test_sample_per_class_are_the_first_of_it_in_a_random_order(digits: Data, count: int, skip: int) -> None:
     images = digits.train.where(digits.train.targets != 4)  # a class that does not occur
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(3)).tolist()
     expected = []
     for target in range(10):
         of_class = [index for index in shuffled if images.targets[index] == target]
         expected += [images.ids[index] for index in of_class[skip : skip + count]]
-    assert some_of_each_class(images, count, seed=3, skip=skip).ids == expected
+    assert sample_per_class(images, count, seed=3, skip=skip).ids == expected
 
 
 def test_the_originals_own_weights_are_the_anchor_where_device_and_dtype_are_the_same() -> None:

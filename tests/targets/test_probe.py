@@ -13,7 +13,7 @@ from conftest import styled
 from famr.data import Data
 from famr.engine.plain import PlainSession
 from famr.errors import RequestError
-from famr.models.activations import listen
+from famr.models.activations import capture_layer
 from famr.targets import probe
 from famr.targets.probe import INVERSE_PENALTY, mean_features, probe_target
 
@@ -54,7 +54,7 @@ def test_features_are_the_layers_activations_averaged_over_positions(original: f
     outputs: list[torch.Tensor] = []
     module = session.model.module
     module.blocks[0].register_forward_hook(lambda _m, _i, out: outputs.append(out.detach()))  # type: ignore[index,union-attr]
-    with listen(module, "blocks.0", channels_last=False) as layer:
+    with capture_layer(module, "blocks.0", channels_last=False) as layer:
         features, labels = mean_features(session, layer, session.image_batches(some, 4))
     tokens = torch.cat(outputs)
     assert torch.allclose(features, torch.stack([image.mean(dim=0) for image in tokens]), atol=1e-6)

@@ -21,7 +21,7 @@ from famr.data.loaders import Batch
 from famr.engine import prefix
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.losses.objective import gram_matrix
-from famr.models.activations import listen, mean_gram
+from famr.models.activations import capture_layer, mean_gram
 from famr.targets.masked import MaskedTarget
 from famr.unlearn.history import HistoryRow
 from famr.unlearn.objective import ForgetObjective
@@ -172,7 +172,7 @@ def test_balanced_beta_gives_both_losses_the_same_weight(original: famr.Classifi
 def test_the_neutral_style_is_the_mean_gram_matrix() -> None:
     module = network()
     images = torch.randn(7, 3, 8, 8)
-    with listen(module, "0", channels_last=False) as layer:
+    with capture_layer(module, "0", channels_last=False) as layer:
         gram = mean_gram(module, layer, [Batch(images[:4], images, images), Batch(images[4:], images, images)])
     expected = gram_matrix(module[0](images).flatten(2)).mean(dim=0)  # type: ignore[index]
     torch.testing.assert_close(gram, expected)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from famr.anchors.base import Anchor, Source, require_source
 from famr.data import Images
 from famr.data.loaders import Batch, Batches
-from famr.data.splits import some_of_each_class
+from famr.data.splits import sample_per_class
 from famr.engine.base import Session
 from famr.losses.objective import Reduction
 from famr.metrics.forgetting import kl_divergence
@@ -61,7 +61,7 @@ class FunctionAnchor(Anchor):
         source = require_source(source, "function")
         if not isinstance(source, Images):
             return cls(session, session.loader_batches(source), seed)
-        images = some_of_each_class(source, per_class, seed)
+        images = sample_per_class(source, per_class, seed)
         return cls(session, session.batches(images, step_size(len(images))), seed)
 
     def restart(self, steps: int = 0) -> None:

@@ -15,7 +15,7 @@ from famr.config import ResolvedFAMR
 from famr.data import Images
 from famr.data.loaders import Batches, LabelledImages, order
 from famr.data.request import Kind, Request
-from famr.data.splits import EarlierRequest, Splits, some_of_each_class
+from famr.data.splits import EarlierRequest, Splits, sample_per_class
 from famr.engine.base import Session
 from famr.errors import RequestError
 from famr.models import Classifier
@@ -255,9 +255,9 @@ class RunInputs:
         if retain is None or not retain.labelled:
             return None
         per_class = max(1, WATCHED_IMAGES // len(retain.class_counts()))
-        images = some_of_each_class(retain, per_class, seed, skip=anchored)
+        images = sample_per_class(retain, per_class, seed, skip=anchored)
         if not len(images):  # so few that all of them are anchored
-            images = some_of_each_class(retain, per_class, seed)
+            images = sample_per_class(retain, per_class, seed)
         return images.take(order(len(images), seed)[:WATCHED_IMAGES])
 
     def facts(self, original: Classifier, settings: Mapping[str, Any]) -> dict[str, Any]:

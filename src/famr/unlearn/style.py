@@ -12,7 +12,7 @@ from famr.data import Images
 from famr.data.loaders import loader_batches
 from famr.engine.base import Session
 from famr.errors import RequestError
-from famr.models.activations import LayerOutput, listen, mean_gram
+from famr.models.activations import LayerOutput, capture_layer, mean_gram
 from famr.unlearn.inputs import RunInputs
 
 
@@ -31,7 +31,7 @@ def style_layer(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutput 
         yield None
         return
     assert config.style_layer is not None
-    with listen(session.model.module, config.style_layer, config.style_channels_last) as style:
+    with capture_layer(session.model.module, config.style_layer, config.style_channels_last) as style:
         yield style
 
 
