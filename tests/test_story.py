@@ -13,22 +13,22 @@ from examples.deletion_desk import PERSON, story
 def test_two_requests_go_from_receipt_to_a_verified_signature(
     original_run: Path, tmp_path: Path, run: Callable[..., Any]
 ) -> None:
-    said: list[tuple[str, str]] = []
+    printed: list[tuple[str, str]] = []
 
     def famr(*arguments: object) -> int:
         outcome = run(*arguments)
-        said.append((str(arguments[0]), outcome.out + outcome.err))
+        printed.append((str(arguments[0]), outcome.out + outcome.err))
         return int(outcome.code)
 
     story(tmp_path, famr, model=original_run)
-    told = "".join(out for command, out in said if command == "request")
-    assert "the same request is recorded already" in told
-    assert "R-0001: still forgotten" in told
-    verified = [out for command, out in said if command == "verify"]
-    assert [out.startswith("verified") for out in verified] == [True, True, False]
+    requests = "".join(text for command, text in printed if command == "request")
+    assert "the same request is recorded already" in requests
+    assert "R-0001: still forgotten" in requests
+    verified = [text for command, text in printed if command == "verify"]
+    assert [text.startswith("verified") for text in verified] == [True, True, False]
     runs = [tmp_path / "desk/runs" / name for name in ("run-0001", "run-0002")]
-    counts = [json.loads((run / "evidence.dsse.json").read_text(encoding="utf-8"))["payloadType"] for run in runs]
-    assert counts == ["application/vnd.in-toto+json"] * 2
+    types = [json.loads((run / "evidence.dsse.json").read_text(encoding="utf-8"))["payloadType"] for run in runs]
+    assert types == ["application/vnd.in-toto+json"] * 2
     report = (runs[1] / "unlearning/report.html").read_text(encoding="utf-8")
     assert "<script" not in report
     assert str(len(PERSON)) in report
