@@ -15,7 +15,7 @@ from famr.data.request import Request
 from famr.errors import CheckpointError, GateError, RequestError
 from famr.models import Classifier, load_model
 from famr.runs.folder import add_to_run
-from famr.storage.places import with_found_places
+from famr.storage.portable_paths import with_local_paths
 from famr.unlearn.result import Unlearned
 from famr.unlearn.sketch import Sketch
 
@@ -66,7 +66,7 @@ def _place(run: Path) -> str:
 
 
 def _of_retraining(run: Path, model: Classifier, data: str | None, data_root: str | None) -> Certificate:
-    record = with_found_places(json.loads((run / "training/run.json").read_text(encoding="utf-8")), run)
+    record = with_local_paths(json.loads((run / "training/run.json").read_text(encoding="utf-8")), run)
     if record["without"] is None:
         raise RequestError(
             "This model was trained on everything and has forgotten nothing.",

@@ -7,7 +7,7 @@ the demo shows how the tool is used and is no evidence for a method.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from famr.data.augmentation import Augmentation
 from famr.data.request import Request
 from famr.data.splits import split
 from famr.evaluation.evaluate import compare
+from famr.extras import require_extra
 from famr.metrics.scores import Scores
 from famr.models import Classifier, new_model
-from famr.report.plots import draw_forgetting
+from famr.report.figures import write_epochs
 from famr.runs.folder import atomic_folder, check_output, write_json
 from famr.training import Trained, Training, fit
 from famr.unlearn.forget import forget
@@ -80,6 +81,7 @@ class Story:
 
 def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> Story:
     """Train, forget, retrain, compare; everything lands in `output_dir` at once."""
+    require_extra("matplotlib", "report")
     check_output(output_dir, overwrite)
     data = open_data("digits")
     splits = split(data, Request(classes=[FORGOTTEN]))
@@ -118,7 +120,11 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> St
         )
         place: dict[str, Any] = {"model": str(output_dir / "original"), "weights": None, "arguments": {}}
         result.save(folder / "unlearned", scores=scores, original=place, data=facts)
-        draw_forgetting(result.history, f"Forgetting class {FORGOTTEN} of digits", folder / "forgetting.png")
+        write_epochs(
+            [asdict(row) for row in result.history],
+            f"Forgetting class {FORGOTTEN} of digits",
+            folder / "forgetting.png",
+        )
         seconds = {
             "original": original.seconds,
             "unlearned": result.seconds,

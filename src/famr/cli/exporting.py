@@ -49,13 +49,13 @@ def run_export(
     from famr.cli.commands import recorded_facts, splits_for
     from famr.data.splits import EarlierRequest
     from famr.errors import DataError, RequestError
-    from famr.export.exporting import export
+    from famr.export.exporting import export_model
     from famr.export.programs import require_format
     from famr.models import load_model
-    from famr.provenance.statement import facts_of
+    from famr.provenance.statement import read_signable_run
 
     require_format(form)
-    facts, model = facts_of(run), load_model(str(run))
+    facts, model = read_signable_run(run), load_model(str(run))
     earlier = [EarlierRequest.from_json(values) for values in facts.record.get("earlier", [])]
     removed: list[str] = []
     if without_slot:
@@ -75,7 +75,9 @@ def run_export(
             raise
         why_not = f"the data could not be opened: {error.what}"
     target = output_dir or run.resolve().with_name(f"{run.resolve().name}-{form}")
-    return export(model, form, target, splits=splits, why_not=why_not, without=removed, overwrite=overwrite)
+    return export_model(
+        model, form, target, splits=splits, unmeasured_because=why_not, without=removed, overwrite=overwrite
+    )
 
 
 def print_export(made: Export) -> None:

@@ -17,7 +17,7 @@ from typing import TextIO
 
 from famr.cli.printing import print_error, say
 from famr.errors import FamrError, NumericsError, is_out_of_memory
-from famr.storage.claims import release_all
+from famr.storage.locks import release_all
 
 STOPPED = 130
 UNFORESEEN = 1

@@ -61,24 +61,26 @@ def make_report(
     """Read the records of a run, and measure what can be measured."""
     from famr.cli.commands import load_reference, open_run
     from famr.errors import CheckpointError, DataError, RequestError
+    from famr.extras import require_extra
     from famr.report.build import build_report
-    from famr.report.facts import read_facts
-    from famr.report.measure import measure
-    from famr.report.measure import thumbnails as small_images
+    from famr.report.measure import forget_thumbnails, measure
+    from famr.report.records import read_run_records
 
-    facts = read_facts(run)
+    for package in ("jinja2", "matplotlib"):
+        require_extra(package, "report")
+    records = read_run_records(run)
     try:
         opened = open_run(run, original, data, data_root)
     except (RequestError, DataError, CheckpointError) as error:
         if any(given is not None for given in (retrained, original, data, data_root)) or thumbnails:
             raise  # the user named something, and it is of no use
-        return build_report(facts, None, f"the run could not be opened again ({error.what.rstrip('.')})")
+        return build_report(records, None, f"the run could not be opened again ({error.what.rstrip('.')})")
     reference = load_reference(retrained, opened.model, opened.request) if retrained else None
     measured = measure(opened.original, opened.model, reference, opened.splits, device)
-    return build_report(facts, measured, pictures=small_images(opened.splits) if thumbnails else ())
+    return build_report(records, measured, thumbnails=forget_thumbnails(opened.splits) if thumbnails else ())
 
 
 def _push(run: Path, name: str, public: bool) -> str:
-    from famr.report.hub import push_run, the_hub
+    from famr.report.hub import default_client, push_run
 
-    return push_run(run, name, the_hub(), private=not public)
+    return push_run(run, name, default_client(), private=not public)

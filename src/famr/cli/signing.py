@@ -14,7 +14,7 @@ from famr.cli.printing import print_json, say, visible
 
 if TYPE_CHECKING:
     from famr.data import Images
-    from famr.provenance.verifying import Verified
+    from famr.provenance.verifying import VerifiedRun
 
 PASSPHRASE = "FAMR_KEY_PASSPHRASE"
 LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The workspace's ledger.")]
@@ -27,14 +27,14 @@ def keygen(
     as_json: opt.AsJson = False,
 ) -> None:
     """Make a pair of Ed25519 keys: one to sign runs with, one for those who verify them."""
-    from famr.provenance.keys import public_file, write_pair
+    from famr.provenance.keys import public_key_path, write_key_pair
 
-    fingerprint = write_pair(output, _passphrase(confirm=True) if encrypt else None)
+    fingerprint = write_key_pair(output, _passphrase(confirm=True) if encrypt else None)
     if as_json:
-        print_json({"private": str(output), "public": str(public_file(output)), "fingerprint": fingerprint})
+        print_json({"private": str(output), "public": str(public_key_path(output)), "fingerprint": fingerprint})
     else:
         print(f"private key {visible(str(output))}: keep it to yourself")
-        print(f"public key  {visible(str(public_file(output)))}: hand it out")
+        print(f"public key  {visible(str(public_key_path(output)))}: hand it out")
         print(f"fingerprint {fingerprint}: tell it by another way than the runs go")
 
 
@@ -52,17 +52,17 @@ def sign(
 ) -> None:
     """Sign a finished run with everything in it; do this last, as any later change breaks the signature."""
     from famr.provenance import signing
-    from famr.provenance.keys import read_private
-    from famr.provenance.statement import facts_of
+    from famr.provenance.keys import read_private_key
+    from famr.provenance.statement import read_signable_run
 
-    facts_of(run)
+    read_signable_run(run)
     signing.require_outside(run, key)
-    private = read_private(key, _passphrase)
-    signed = signing.sign(
+    private = read_private_key(key, _passphrase)
+    signed = signing.sign_run(
         run,
         private,
         None if without_data else _forgotten_images(run, data, data_root),
-        why_none="the forgotten images were not at hand" if without_data else None,
+        reason_missing="the forgotten images were not at hand" if without_data else None,
         commitment_key=commitment_key,
         ledger=ledger,
     )
@@ -97,12 +97,14 @@ def verify(
 ) -> None:
     """Check a signed run, offline; exit code 7 where anything is not as it was signed."""
     from famr.provenance import verifying
-    from famr.provenance.commitments import key_file
-    from famr.provenance.keys import read_public
+    from famr.provenance.commitments import default_key_path
+    from famr.provenance.keys import read_public_key
 
-    verified = verifying.verify(run, read_public(key), ledger=ledger, anchor=anchor)
+    verified = verifying.verify_run(run, read_public_key(key), ledger=ledger, anchor=anchor)
     if image is not None:
-        verifying.prove(verified, image, commitment_key or key_file(run if run.is_dir() else run.parent))
+        verifying.prove_forgotten(
+            verified, image, commitment_key or default_key_path(run if run.is_dir() else run.parent)
+        )
     if as_json:
         print_json({**verified.to_json(), "image_was_forgotten": None if image is None else True})
         return
@@ -111,8 +113,8 @@ def verify(
         print(f"image       was forgotten: {visible(str(image))}")
 
 
-def _tell(verified: Verified) -> None:
-    from famr.provenance.verifying import request_of
+def _tell(verified: VerifiedRun) -> None:
+    from famr.provenance.verifying import describe_request
 
     predicate: dict[str, Any] = verified.statement["predicate"]
     if verified.files is None:
@@ -121,7 +123,7 @@ def _tell(verified: Verified) -> None:
         print(f"verified: all {verified.files} files are as they were signed, and there are no others")
     print(f"key         {verified.key}: compare it with what the signer told you")
     print(f"signed at   {visible(predicate['signed_at'])} by the signer's clock")
-    print(f"request     {visible(request_of(predicate))}")
+    print(f"request     {visible(describe_request(predicate))}")
     print(f"weights     {predicate['original']['weights_sha256'] or 'trained anew'}")
     print(f"         -> {predicate['unlearned']['weights_sha256']}")
     if verified.ledger is not None:
@@ -138,9 +140,9 @@ def _forgotten_images(run: Path, data: str | None, data_root: str | None) -> Ima
     from famr.data.splits import EarlierRequest
     from famr.errors import CheckpointError
     from famr.models import load_model
-    from famr.provenance.statement import facts_of
+    from famr.provenance.statement import read_signable_run
 
-    facts, model = facts_of(run), load_model(str(run))
+    facts, model = read_signable_run(run), load_model(str(run))
     if model.digest() != facts.unlearned_weights:
         raise CheckpointError(
             "The run's weights are not those its record speaks of.", where=str(run), fix="Restore the folder."
