@@ -130,10 +130,10 @@ def _near_zero(setting: str, cells: Sequence[Cell], classes: int) -> Observation
     statement = "Forget accuracy goes to near zero (at most twice chance), all sizes together"
     mean = mean_of([cell["unlearned"]["forget_accuracy"] for cell in cells])
     allowed = 2 / classes
-    if mean is None or mean.half_width is None or mean.count < FEWEST_PAIRS:
+    if mean is None or mean.half_width is None or mean.size < FEWEST_PAIRS:
         return Observation(statement, setting, "undecided", f"{len(cells)} cells, and {FEWEST_PAIRS} are needed")
     figure = f"{100 * mean.mean:.1f} ± {100 * mean.half_width:.1f} %"
-    evidence = f"{figure}, allowed {100 * allowed:.1f} %, {mean.count} cells"
+    evidence = f"{figure}, allowed {100 * allowed:.1f} %, {mean.size} cells"
     return Observation(statement, setting, _side(mean.mean, mean.half_width, allowed, below=True), evidence)
 
 
@@ -141,7 +141,7 @@ def _uniform(setting: str, cells: Sequence[Cell], classes: int) -> Observation:
     statement = f"Predictions become nearly uniform (entropy at least {100 * NEAR_UNIFORM:g} % of ln C)"
     most = math.log(classes)
     mean = mean_of([cell["unlearned"]["forget_entropy"] / most for cell in cells])
-    if mean is None or mean.half_width is None or mean.count < FEWEST_PAIRS:
+    if mean is None or mean.half_width is None or mean.size < FEWEST_PAIRS:
         return Observation(statement, setting, "undecided", f"{len(cells)} cells, and {FEWEST_PAIRS} are needed")
     evidence = f"entropy is {100 * mean.mean:.1f} ± {100 * mean.half_width:.1f} % of ln {classes} = {most:.2f}"
     return Observation(statement, setting, _side(mean.mean, mean.half_width, NEAR_UNIFORM, below=False), evidence)
@@ -158,11 +158,11 @@ def _correlated(statement: str, setting: str, cells: Sequence[Cell], name: str) 
         if len(set(accuracies)) > 1 and len(set(values)) > 1:
             correlations.append(float(stats.spearmanr(accuracies, values).statistic))
     mean = mean_of(correlations)
-    if mean is None or mean.half_width is None or mean.count < FEWEST_PAIRS:
+    if mean is None or mean.half_width is None or mean.size < FEWEST_PAIRS:
         few = f"{len(correlations)} runs with a history, and {FEWEST_PAIRS} are needed"
         return Observation(statement, setting, "undecided", few)
     evidence = (
-        f"rank correlation with forget accuracy over epochs {mean.mean:.2f} ± {mean.half_width:.2f}, {mean.count} runs"
+        f"rank correlation with forget accuracy over epochs {mean.mean:.2f} ± {mean.half_width:.2f}, {mean.size} runs"
     )
     return Observation(statement, setting, _side(mean.mean, mean.half_width, -STRONG, below=True), evidence)
 

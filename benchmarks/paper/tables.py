@@ -59,13 +59,13 @@ def paper_table(content: Mapping[str, Any]) -> Table:
 def _run_rows(run: Mapping[str, Any], finished: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     cases = list({(cell["task"], cell["seed"]): cell for cell in finished}.values())
     groups = [("original", "original", cases)]
-    for name, label in METHODS.items():
+    for name, title in METHODS.items():
         of_method = [cell for cell in finished if cell["method"] == name]
-        groups.append((label if of_method or not cases else f"{label}: no figures", "unlearned", of_method))
+        groups.append((title if of_method or not cases else f"{title}: no figures", "unlearned", of_method))
     retrained = [cell for cell in cases if cell["retrained"] is not None]
-    label = "retrained" if retrained or not cases else "retrained: not available"
+    groups.append(("retrained" if retrained or not cases else "retrained: not available", "retrained", retrained))
     rows = []
-    for label, model, cells in [*groups, (label, "retrained", retrained)]:
+    for label, model, cells in groups:
         figures = [_mean(name, [cell[model][name] for cell in cells]) for name in METRICS]
         seconds = [cell["facts"]["seconds_of_steps"] for cell in cells] if model == "unlearned" else []
         if model == "retrained":
@@ -84,9 +84,7 @@ def _notes(content: Mapping[str, Any]) -> list[str]:
     data = paper["tables"][str(content["table"])]["data"]
     lines = [f"The paper's figures: {paper['citation']}. Its setting: {paper['method']}."]
     if content["data"] != data:
-        lines.append(
-            f"The paper used {data}; here {content['data']} stands in, so the rows are not of the same data."
-        )
+        lines.append(f"The paper used {data}; here {content['data']} stands in, so the rows are not of the same data.")
     return [
         *lines,
         "± is half of a 95 % interval (Student's t over classes and seeds); the paper gives none.",

@@ -209,7 +209,9 @@ def test_a_trial_is_scored_on_fewer_retained_and_held_out_images(
     monkeypatch.setattr(scoring, "TUNING_SCORED", 50)
     model, cpu = start(0), torch.device("cpu")
     few, all_ = (
-        scoring.predict_scored(model, scoring.ScoredBatches.of(without_three, model.require_preprocessing(), cpu, tuning), cpu, "fp32")
+        scoring.predict_scored(
+            model, scoring.ScoredBatches.of(without_three, model.require_preprocessing(), cpu, tuning), cpu, "fp32"
+        )
         for tuning in (True, False)
     )
     assert without_three.retain is not None
@@ -382,9 +384,7 @@ def test_each_method_is_tuned_before_its_first_cell_so_that_a_stop_leaves_whole_
     assert len(looks) == 2 * 2  # original and reference, once a request, though the two take turns
 
 
-def test_warm_up_runs_before_anything_is_timed(
-    digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warm_up_runs_before_anything_is_timed(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_of(digits, quick(Delete()))
     compiled: list[int] = []
     monkeypatch.setattr(torch, "compile", lambda module: compiled.append(1) or module)
@@ -487,7 +487,9 @@ def test_the_quickest_method_is_also_named_among_those_that_keep_accuracy() -> N
     assert "seconds among methods that forget: ascent" in text
     assert "among methods that forget and lose at most 2 points of Ret-Acc: whole (0.51 s); all others" in text
     assert "of Ret-Acc: whole (0.51 s), the only one." in ranking_summary([*quick_but_empty, *whole, *remembers])
-    assert "lose at most" not in ranking_summary([*whole, *slow, *remembers])  # every method that forgets keeps accuracy
+    assert "lose at most" not in ranking_summary(
+        [*whole, *slow, *remembers]
+    )  # every method that forgets keeps accuracy
     assert "lose at most" not in ranking_summary([*quick_but_empty, *remembers])
     unsteady = [cell("unsteady", seed, 0.5, 0.2 if seed else 0.89) for seed, _ in three]
     near = [cell("near", seed, 0.5, 0.889 + (-more if seed < 2 else more)) for seed, more in three]

@@ -116,13 +116,13 @@ class _Planned(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """A method with the numbers of one trial, one of `count`."""
+    """A method with the numbers of one trial, one of `trials`."""
 
     key: CellKey
     task: Task
     method: BenchMethod
     variant: Alternative
-    count: int
+    trials: int
 
 
 class _BenchRun:
@@ -307,12 +307,11 @@ class _BenchRun:
             self._has_run.add(trial.method.name)
             run = case.cell(key.method, trial.variant) | {"trial": key.trial}
             self.folder.save_cell("tuning", key, run)
-            self.log(f"tuning, trial {(key.trial or 0) + 1} of {trial.count}: {progress_line(run)}")
+            self.log(f"tuning, trial {(key.trial or 0) + 1} of {trial.trials}: {progress_line(run)}")
         return run
 
     def case(self, task: Task, seed: int) -> Case:
-        """A request with its original and its reference; the last two cases are kept, as tuning and scoring alternate.
-        """
+        """A request with its original and its reference. The last two are kept: tuning and scoring alternate."""
         if (task.label, seed) not in self._cases:
             bench = self.bench
             original, digest = self.original(seed)

@@ -19,12 +19,12 @@ class Mean(NamedTuple):
     Attributes:
         mean: The mean.
         half_width: Half of the interval; None for a single value.
-        count: Number of values.
+        size: Number of values.
     """
 
     mean: float
     half_width: float | None
-    count: int
+    size: int
 
     @property
     def low(self) -> float | None:
@@ -47,7 +47,7 @@ def mean_of(values: Sequence[float]) -> Mean | None:
         None for an empty sample.
 
     >>> mean_of([1.0, 2.0, 3.0])
-    Mean(mean=2.0, half_width=2.4841..., count=3)
+    Mean(mean=2.0, half_width=2.4841..., size=3)
     """
     if not values:
         return None

@@ -89,8 +89,8 @@ NOTES = (
     "cells have run. A method with a failed or missing cell there is not ranked.",
     "Avg. Gap: mean distance to the retrained model of For-Acc, accuracy on retained training images, Ret-Acc and "
     "MIA-efficacy. MIA-efficacy: share of the forget set that a membership attack classifies as non-members; "
-    "where the attack can hardly separate members from non-members it is as random as a coin flip, and with it a quarter "
-    "of Avg. Gap.",
+    "where the attack can hardly separate members from non-members it is as random as a coin flip, and with it a "
+    "quarter of Avg. Gap.",
     "Seconds cover everything that a method does, preparations included, once model and images are on the device; of "
     "FAMR its steps alone, and its whole call is given below the table. Tuning is not counted for any method, nor "
     "what a process does once: on a GPU every method has run before it is timed. "

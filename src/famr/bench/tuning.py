@@ -1,5 +1,4 @@
-"""Tuning: the same small number of trials for every method, on requests that are not scored; the smallest Avg. Gap wins.
-"""
+"""Tuning: at most the same number of trials for every method, on requests that are not scored."""
 
 from __future__ import annotations
 
