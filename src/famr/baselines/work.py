@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from famr.baselines.alternative import Alternative, Made, Meter, Row
 from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
-from famr.data.loaders import EVALUATION_BATCH, Batch, order, pixel_batches, resident
+from famr.data.loaders import EVALUATION_BATCH, Batch, gpu_pixels, order, pixel_batches
 from famr.data.splits import Splits
 from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, autocast
@@ -192,7 +192,7 @@ class WeightChange(Alternative):
         prepared = copy.require_preprocessing()
 
         def shelf(images: Images) -> Shelf:
-            return Shelf(images, resident(images, prepared, device))
+            return Shelf(images, gpu_pixels(images, prepared, device))
 
         forget = shelf(splits.forget)
         retain = shelf(splits.retain) if splits.retain is not None and self.needs_retain else None

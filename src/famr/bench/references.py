@@ -12,7 +12,7 @@ from torch import Tensor
 
 from famr.bench.scoring import BenchPredictions, ImageScores
 from famr.metrics.predictions import Predictions
-from famr.models.weights import share_as_umask_says
+from famr.models.weights import apply_umask
 from famr.runs.folder import atomic_file
 
 
@@ -52,7 +52,7 @@ class Reference:
         with atomic_file(path) as staging:
             contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
             save_file(contiguous, str(staging), metadata=metadata)
-            share_as_umask_says(staging)
+            apply_umask(staging)
 
     @classmethod
     def load(cls, path: Path, facts: Mapping[str, Any]) -> Reference | None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
-from famr.data.loaders import Batch, order, pixel_batches, resident
+from famr.data.loaders import Batch, gpu_pixels, order, pixel_batches
 from famr.data.request import Request
 from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, autocast, deterministic, pick_device
@@ -320,7 +320,7 @@ class _Run:
     def _batches(self) -> Callable[[int], Iterator[Batch]]:
         """Passes in random order over augmented pixels; small images stay on the GPU for the whole training."""
         preprocessing, training = self._model.require_preprocessing(), self._training
-        stored = resident(self._images, preprocessing, self._device)
+        stored = gpu_pixels(self._images, preprocessing, self._device)
         targets = self._images.targets.to(self._device)
 
         def view(pixels: Tensor) -> Tensor:
