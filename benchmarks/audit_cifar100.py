@@ -3,17 +3,16 @@
     python -m benchmarks.audit_cifar100 --data DIR --weights FILE \
         --output benchmarks/results/audit-cifar100-vit_tiny.json
 
-References are retrained without the whole request, one a seed. For U-LiRA come 16 shadow models: each is trained
-without a random half of the forgotten samples, and every other one without the class, so that each image and the class
-are in half of them. Each shadow then unlearns what it saw. The attacker is told everything but that.
+References are retrained without the whole request, one a seed. U-LiRA takes 16 shadow models: each is trained without a
+random half of the forgotten samples, and every other one without the class, so that each image and the class are in
+half of them. Each shadow then unlearns what it was trained on. The attacker knows everything but the membership.
 
-A shadow has seen other images, and may lose more than the budget when it unlearns: where the method refuses it may
-lose `WIDER`, and the cell says of how many shadows that holds. A cell that fails is kept with its reason, and the run
-goes on; a run that is stopped and started again goes on with the shadow at which it was stopped. Shadows are kept by
-their answers alone, in half precision, a few megabytes each, and can be carried to another machine. With `--prepare`
-models are trained and no cell is made: all that are missing, or those that are named (`original`, `shadow-3`,
-`retrained-class-0`), so that several processes can share a GPU which one of them leaves idle half of the time. The
-cells are made by one process alone, as they are timed.
+A shadow was trained on other images and may lose more than the budget when it unlearns: where the method refuses, it may
+lose `WIDER_BUDGET`, and the cell counts such shadows. A failed cell is kept with its reason; a run that was stopped
+resumes with the shadow at which it stopped. Shadows are kept by their predictions alone, in half precision, a few
+megabytes each, and can be copied to another machine. With `--prepare`, models are trained and no cell is run: all that
+are missing, or those that are named (`original`, `shadow-3`, `retrained-class-0`), so that several processes can share
+a GPU. The cells are run by one process alone, as they are timed.
 """
 
 from __future__ import annotations
@@ -31,8 +30,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import famr
-from benchmarks.cells import Results, drawn_classes, log, train_original, usual_arguments, vit_tiny
-from benchmarks.paper_cifar100 import CLASS_SEED, TRAINING
+from benchmarks.cells import (
+    CIFAR100_TRAINING,
+    CLASS_SEED,
+    Results,
+    Start,
+    cifar100_facts,
+    drawn_samples,
+    log,
+    open_parquet,
+    parser_for,
+    small_vit,
+    train_original,
+    vit_tiny,
+)
 from famr.audit.audit import audit
 from famr.audit.lira import u_lira_scored
 from famr.audit.populations import FEWEST_MODELS, Populations
