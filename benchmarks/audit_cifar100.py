@@ -7,8 +7,8 @@ References are retrained without the whole request, one a seed. U-LiRA takes 16 
 random half of the forgotten samples, and every other one without the class, so that each image and the class are in
 half of them. Each shadow then unlearns what it was trained on. The attacker knows everything but the membership.
 
-A shadow was trained on other images and may lose more than the budget when it unlearns: where the method refuses, it may
-lose `WIDER_BUDGET`, and the cell counts such shadows. A failed cell is kept with its reason; a run that was stopped
+A shadow was trained on other images and may lose more than the budget when it unlearns: where the method refuses, it
+may lose `WIDER`, and the cell counts such shadows. A failed cell is kept with its reason; a run that was stopped
 resumes with the shadow at which it stopped. Shadows are kept by their predictions alone, in half precision, a few
 megabytes each, and can be copied to another machine. With `--prepare`, models are trained and no cell is run: all that
 are missing, or those that are named (`original`, `shadow-3`, `retrained-class-0`), so that several processes can share
@@ -48,6 +48,7 @@ from famr.audit.audit import audit
 from famr.audit.lira import u_lira_scored
 from famr.audit.populations import FEWEST_MODELS, Populations
 from famr.audit.roc import Curve
+from famr.bench.tasks import drawn_classes
 from famr.data import Data, Images
 from famr.data.splits import Splits
 from famr.engine.devices import pick_device
@@ -55,52 +56,47 @@ from famr.engine.inference import predict
 from famr.errors import GateError
 from famr.metrics.forgetting import entropy
 
-SAMPLE_SHARE = 10
 METHODS = {
     "default": famr.FAMR(),
     "paper": replace(famr.FAMR.paper(), precision=None),
     "all layers": replace(famr.FAMR(), edited_share=1.0),
 }
-"""The paper's preset in the precision of the device, as it is run many times; and the default let into every layer."""
+"""The paper's preset in the precision of the device, as it is run many times; the default with all layers edited."""
 WIDER = 0.05
 """The budget of a shadow that the method refuses within its own."""
 POINTS = 60
-"""Places of a ROC curve that are kept for the figure."""
+"""Points of a ROC curve that are kept for the figure."""
 BINS = 24
 TRIAL_CLASSES = 4
-TRIAL_NETWORK = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+TRIAL_NETWORK = {"img_size": 32, "patch_size": 8}
 
-Start = Callable[[int], famr.Classifier]
-Wanted = tuple[str, str]
+Unlearning = tuple[str, str]
 """A kind of request, and a method."""
-UNWATCHED = famr.Monitor(track_retain=False)
+MONITOR = famr.Monitor(track_retain=False)
 
 
 def main() -> None:
-    parser = usual_arguments(__doc__, "CIFAR-100")
+    parser = parser_for(__doc__, "CIFAR-100")
     parser.add_argument("--references", type=int, default=2, help="retrained models a request")
     parser.add_argument("--shadows", type=int, default=16)
-    parser.add_argument("--shadow-epochs", type=int, default=TRAINING.epochs, help="as of the audited model")
+    parser.add_argument("--shadow-epochs", type=int, default=CIFAR100_TRAINING.epochs, help="as of the audited model")
     parser.add_argument("--requests", nargs="+", default=["class", "samples"], choices=["class", "samples"])
     parser.add_argument("--methods", nargs="+", default=["default", "paper"], choices=list(METHODS))
-    parser.add_argument("--prepare", nargs="*", metavar="MODEL", help="train these, or all, and make no cell")
+    parser.add_argument("--prepare", nargs="*", metavar="MODEL", help="train these models, or all, and run no cell")
     parser.add_argument("--images", type=int, help="a trial: so many images of four classes, and a tiny network")
     arguments = parser.parse_args()
-    data = famr.open_data(f"parquet:{arguments.data}", label_column="label")
-    training, network = TRAINING, "timm:vit_tiny_patch16_224, ImageNet weights, fine-tuned"
-    start, trial = vit_tiny(arguments.weights, data.labels), arguments.images is not None
+    data = open_parquet(arguments.data)
+    training, start = CIFAR100_TRAINING, vit_tiny(arguments.weights, data.labels)
     (name,) = drawn_classes(data.labels, 1, CLASS_SEED)
+    facts = cifar100_facts("audit-cifar100-vit_tiny", class_seed=CLASS_SEED)
     shorter = replace(training, epochs=arguments.shadow_epochs)
-    if trial:
+    if arguments.images is not None:
         data = shortened(data, name, arguments.images)
-        training = shorter = replace(TRAINING, epochs=15, batch_size=32, learning_rate=2e-3)
-        start, network = tiny(data.labels), "a ViT of two blocks, at random"
-    facts = {
-        "benchmark": "audit-cifar100-vit_tiny",
-        "data": f"a trial with {arguments.images} images" if trial else "CIFAR-100, official split, resized to 224 px",
-        "model": network,
+        training = shorter = replace(training, epochs=15, batch_size=32, learning_rate=2e-3)
+        start = small_vit(data.labels, **TRIAL_NETWORK)
+        facts |= {"data": f"a trial with {arguments.images} images", "model": "a ViT of two blocks, at random"}
+    facts |= {
         "training": asdict(training),
-        "class_seed": CLASS_SEED,
         "shadows": arguments.shadows,
         "shadow_epochs": shorter.epochs,
         "wider_budget": WIDER,
@@ -108,8 +104,7 @@ def main() -> None:
     }
     results = Results(arguments.output, facts)
     models: Path = arguments.models or arguments.output.parent / "models"
-    draws = torch.Generator().manual_seed(CLASS_SEED)
-    some = torch.randperm(len(data.train), generator=draws)[: len(data.train) // SAMPLE_SHARE].sort().values
+    some = drawn_samples(data)
     requests = {"class": famr.Request(classes=[name]), "samples": famr.Request(samples=some.tolist())}
     shadows = Shadows(start, data, name, some, shorter, arguments.shadows, models)
     missing = {
@@ -171,7 +166,7 @@ def one_audit(
 ) -> dict[str, Any]:
     """Forget and audit; the gates, what is stated, what each part cost, and what the figures are drawn from."""
     begin = time.perf_counter()
-    result = famr.forget(original, splits, METHODS[method], seed=0, monitor=UNWATCHED)
+    result = famr.forget(original, splits, METHODS[method], seed=0, monitor=MONITOR)
     forgotten = time.perf_counter()
     found = audit(result.model, splits, original=original, retrained=references, shadows=shadows)
     seconds = {"forgetting": forgotten - begin, "audit": time.perf_counter() - forgotten, **found.costs}
@@ -249,7 +244,7 @@ class Shadows:
         wider = sum(f"{kind}.{method}.budget" in each for each in found)
         return Populations(targets, by(method, inside), by("trained", outside), by("trained", inside)), wider
 
-    def prepare(self, wanted: Sequence[Wanted], places: Sequence[int] | None = None) -> None:
+    def prepare(self, wanted: Sequence[Unlearning], places: Sequence[int] | None = None) -> None:
         """Train each shadow once, let it unlearn in every wanted way; one that fails is left for its cell to tell."""
         for place in range(len(self.has_class)) if places is None else places:
             kept = self._kept(place)
@@ -269,7 +264,7 @@ class Shadows:
         return self.models / f"shadow-{place}.safetensors"
 
     def _ask(
-        self, place: int, wanted: Sequence[Wanted], kept: dict[str, Tensor], *, passing: bool
+        self, place: int, wanted: Sequence[Unlearning], kept: dict[str, Tensor], *, passing: bool
     ) -> dict[str, Tensor]:
         """Train a shadow, ask it, let it unlearn in the wanted ways and ask it again; all of it is kept."""
         train, device = self.data.train, pick_device("auto")
@@ -309,13 +304,13 @@ class Shadows:
 def forgotten(model: famr.Classifier, splits: Splits, method: famr.FAMR, seed: int) -> tuple[famr.Classifier, float]:
     """The shadow after it unlearned, and the budget within which it did."""
     try:
-        return famr.forget(model, splits, method, seed=seed, monitor=UNWATCHED).model, method.budget
+        return famr.forget(model, splits, method, seed=seed, monitor=MONITOR).model, method.budget
     except GateError as refused:
         if method.strength != "auto":  # no strength is sought, so no budget helps
             raise
         log(f"a budget of {WIDER:g} instead: {refused.what}")
         wider = replace(method, budget=WIDER)
-        return famr.forget(model, splits, wider, seed=seed, monitor=UNWATCHED).model, WIDER
+        return famr.forget(model, splits, wider, seed=seed, monitor=MONITOR).model, WIDER
 
 
 def retrained(start: Start, images: Images, training: famr.Training, seed: int, folder: Path) -> famr.Classifier:
@@ -338,13 +333,6 @@ def shortened(data: Data, name: str, count: int) -> Data:
         some = images.where(torch.isin(images.targets, classes))
         parts.append(some.take(torch.randperm(len(some), generator=draws)[:count]))
     return replace(data, train=parts[0], test=parts[1])
-
-
-def tiny(labels: tuple[str, ...]) -> Start:
-    """A network that trains in seconds."""
-    return lambda seed: famr.new_model(
-        "timm:vit_tiny_patch16_224", labels, from_scratch=True, arguments=TRIAL_NETWORK, seed=seed
-    )
 
 
 if __name__ == "__main__":

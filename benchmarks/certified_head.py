@@ -47,7 +47,9 @@ def main() -> None:
         trained = time.perf_counter() - start
         cell = {**noise, **_removals(head, features, labels), "seconds_of_training": trained}
         for name, weights in (("released", head.released), ("without_noise", head.state)):
-            cell[f"accuracy_{name}"] = float(((test_features @ weights.mT).argmax(dim=1) == data.test.targets).double().mean())
+            cell[f"accuracy_{name}"] = float(
+                ((test_features @ weights.mT).argmax(dim=1) == data.test.targets).double().mean()
+            )
         cells.append(cell)
         log(str(cell))
     facts = {"benchmark": "certified_head-digits", "images": len(labels), "classes": 10, "width": features.shape[1]}

@@ -81,5 +81,6 @@ def main() -> None:
     facts = {"benchmark": "influence_sign-digits", "ridge": RIDGE, "environment": environment("cpu"), "cells": cells}
     write_results(output, facts)
 
+
 if __name__ == "__main__":
     main()

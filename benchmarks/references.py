@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -104,7 +103,7 @@ def reference(
 
 
 def js_between(references: list[Reference]) -> list[float]:
-    """JS of each pair of retrained models on the forget set: the distance that no unlearned model is expected to beat."""
+    """JS of each pair of retrained models on the forget set: no unlearned model can be expected to come closer."""
     logits = [each.predictions.forget.logits for each in references]
     pairs = [(one, other) for index, one in enumerate(logits) for other in logits[:index]]
     return [float(js_divergence(one, other).mean()) for one, other in pairs]

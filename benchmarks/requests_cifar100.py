@@ -30,7 +30,7 @@ from benchmarks.cells import (
     train_original,
     vit_tiny,
 )
-from benchmarks.references import Reference, reference
+from benchmarks.references import reference
 from famr.bench.scoring import ImageScores
 from famr.bench.tasks import drawn_classes
 from famr.data import Images

@@ -73,9 +73,7 @@ def main() -> None:
                     results.add(cell(start, data, training, shards, slices, seed))
 
 
-def cell(
-    start: Start, data: Data, training: famr.Training, shards: int, slices: int, seed: int
-) -> dict[str, Any]:
+def cell(start: Start, data: Data, training: famr.Training, shards: int, slices: int, seed: int) -> dict[str, Any]:
     """One training, and the three removals from it."""
     assert data.test is not None
     stages: list[Stage] = []

@@ -66,7 +66,9 @@ class Soak:
 
     def __post_init__(self) -> None:
         data = famr.open_data("digits")
-        famr.fit(small_vit(data.labels, embed_dim=32)(0), data.train, TRAINING, device="cpu").save(self.folder / "original")
+        famr.fit(small_vit(data.labels, embed_dim=32)(0), data.train, TRAINING, device="cpu").save(
+            self.folder / "original"
+        )
         for index in range(len(data.train)):
             label = data.labels[int(data.train.targets[index])]
             folder = self.folder / "data" / label
@@ -155,7 +157,7 @@ class Soak:
         seen["too_late"] += too_late
         seen["as_expected"] += done.code in codes
         self.expect(done.code in codes, f"{name}: {done.code}: {done.err}")
-        self.expect("Traceback" not in done.err, f"{name} showed a traceback")
+        self.expect("Traceback" not in done.err, f"{name} showed a traceback: {done.err[-500:]}")
         self.expect(output.exists() == too_late, f"{name} left something at the output path")
         shutil.rmtree(self.folder / "damaged", ignore_errors=True)
         killed = done.code == -signal.SIGKILL

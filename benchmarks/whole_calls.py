@@ -1,4 +1,4 @@
-"""Seconds of whole calls of `famr.forget`, in a fresh process and warm, with the parts of the engine switched off in turn.
+"""Seconds of whole calls of `famr.forget`, in a fresh process and warm, with parts of the engine switched off.
 
     python -m benchmarks.whole_calls --output benchmarks/results/whole_calls-h200.json
     python -m benchmarks.whole_calls --output build/dry.json --device cpu --sizes tiny --images 8 --repeats 1
@@ -202,9 +202,7 @@ def made_up_data(model: famr.Classifier, forget: int, retained: int, seed: int) 
     return Data("made up", tuple(str(number) for number in range(CLASSES)), train, test, mirror=False)
 
 
-def _noisy(
-    colours: NDArray[np.uint8], size: tuple[int, int], generator: np.random.Generator
-) -> NDArray[np.uint8]:
+def _noisy(colours: NDArray[np.uint8], size: tuple[int, int], generator: np.random.Generator) -> NDArray[np.uint8]:
     """Each grid of colours enlarged, under as much noise: (images, height, width, channels)."""
     height, width = size
     rows, columns = np.arange(height) * GRID // height, np.arange(width) * GRID // width
@@ -257,7 +255,7 @@ def timed_call(model: famr.Classifier, splits: famr.Splits, engine: Engine, seed
 
 def _synchronise() -> None:
     """Wait for the GPU; where CUDA is not initialised there is nothing to wait for."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
@@ -301,22 +299,23 @@ class Measurement:
         self._send("go")
         try:
             output, _ = self._process.communicate(timeout=self.timeout)
+            if self._process.returncode == 0:
+                result: dict[str, Any] = json.loads(output.splitlines()[-1])
+                return result
+            self._messages.seek(0)
+            lines = self._messages.read().strip().splitlines()
+            return {"error": lines[-1] if lines else f"exit code {self._process.returncode}"}
         except subprocess.TimeoutExpired:
             return {"error": f"not done after {self.timeout:g} s"}
         finally:
             self.stop()
-        if self._process.returncode:
-            self._messages.seek(0)
-            lines = self._messages.read().strip().splitlines()
-            return {"error": lines[-1] if lines else f"exit code {self._process.returncode}"}
-        result: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return result
 
     def stop(self) -> None:
-        """End the process if it runs."""
+        """End the process if it runs, and close what was open."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
+        self._messages.close()
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -417,7 +416,9 @@ def whole_calls_page(name: str, content: dict[str, Any]) -> str:
     table += [(model, *(_medians(groups.get((model, engine), [])) for engine in engines)) for model in models]
     before = [("model", *next(iter(FIRST_EDITION.values())))]
     before += [(model, *columns.values()) for model, columns in FIRST_EDITION.items() if model in models]
-    details = [("model", "engine", "fresh", "warm", "steps, warm", "trials", "For-Acc %", "drift", "peak memory, GiB")]
+    details: list[tuple[str, ...]] = [
+        ("model", "engine", "fresh", "warm", "steps, warm", "trials", "For-Acc %", "drift", "peak memory, GiB")
+    ]
     details += [(model, ENGINES[engine], *_details(group)) for (model, engine), group in groups.items()]
     commits = ", ".join(dict.fromkeys(str(cell["commit"] or "not known") for cell in cells))
     processes = max((len(group) for group in groups.values()), default=0)
