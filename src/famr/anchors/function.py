@@ -30,6 +30,7 @@ class FunctionAnchor(Anchor):
         session: The network, still at θ₀.
         batches: Passes over the images in batches of a step's size.
         seed: Of the order of the images.
+        evaluation: Passes over them without gradients; None: `batches`.
 
     Attributes:
         reduction: The loss of a batch is a mean, so that micro-batches of it are weighted by their size.
@@ -37,9 +38,10 @@ class FunctionAnchor(Anchor):
 
     reduction: Reduction = "mean"
 
-    def __init__(self, session: Session, batches: Batches, seed: int) -> None:
+    def __init__(self, session: Session, batches: Batches, seed: int, evaluation: Batches | None = None) -> None:
         self._session, self._batches, self._seed = session, batches, seed
-        self._original = session.predict(batches).logits.to(session.device)  # (images, classes), in their order
+        self._evaluation = evaluation or batches
+        self._original = session.predict(self._evaluation).logits.to(session.device)  # (images, classes), in their order
         self.restart()
 
     @classmethod
@@ -62,7 +64,8 @@ class FunctionAnchor(Anchor):
         if not isinstance(source, Images):
             return cls(session, session.loader_batches(source), seed)
         images = sample_per_class(source, per_class, seed)
-        return cls(session, session.batches(images, step_size(len(images))), seed)
+        steps = session.batches(images, step_size(len(images)))
+        return cls(session, steps, seed, session.evaluation_batches(images))
 
     def restart(self, steps: int = 0) -> None:
         """Draw from the first batch on, as every run from θ₀ does, or from a later one on.
@@ -115,14 +118,14 @@ class FunctionAnchor(Anchor):
 
     def batches(self) -> Iterator[Batch]:
         """One pass over all images in order."""
-        yield from self._batches(None)
+        yield from self._evaluation(None)
 
     def __len__(self) -> int:
         return len(self._original)
 
     @torch.no_grad()
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:  # noqa: ARG002
-        """Mean KL(p_θ₀ ‖ p_θ) over the images, or the first 256 of them.
+        """Mean KL(p_θ₀ ‖ p_θ) over the images, or batches of at least 256 of them.
 
         Args:
             parameters: Not read: the session's network has them.
