@@ -29,7 +29,7 @@ class FunctionAnchor(Anchor):
     Args:
         session: The network, still at θ₀.
         batches: Passes over the images in batches of a step's size.
-        seed: Of the order of the images.
+        seed: Seed of the order of the images.
         evaluation: Passes over them without gradients; None: `batches`.
 
     Attributes:
@@ -55,7 +55,7 @@ class FunctionAnchor(Anchor):
             source: Retained images, or others like them; batches of a user's own are used as they are.
             per_class: Images of each class, at most.
             step_size: Images of a step, by the number of images in all.
-            seed: Of the draw of images and of their order.
+            seed: Seed of the draw of images and of their order.
 
         Raises:
             RequestError: There are no images.
@@ -101,7 +101,7 @@ class FunctionAnchor(Anchor):
         """A over a batch, with a graph.
 
         Args:
-            batch: Of the anchor's images.
+            batch: Images of the anchor.
         """
         return self._divergence(batch).mean()
 
@@ -112,7 +112,7 @@ class FunctionAnchor(Anchor):
         """The original's logits on a batch.
 
         Args:
-            batch: Of the anchor's images.
+            batch: Images of the anchor.
         """
         return self._original[batch.positions.to(self._original.device)]
 

@@ -1,4 +1,4 @@
-"""Which parameters of a network a run may change."""
+"""The parameters of a network that a run may change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from famr.models.layers import call_order, late_parameters
 from famr.unlearn.inputs import RunInputs
 
 
-def trainable_names(session: Session, inputs: RunInputs, config: ResolvedFAMR) -> list[str]:
+def edited_parameters(session: Session, inputs: RunInputs, config: ResolvedFAMR) -> list[str]:
     """Names of the parameters that may change.
 
     Args:

@@ -8,15 +8,15 @@ from typing import NamedTuple
 from famr.config import ResolvedFAMR
 from famr.data import Images
 from famr.metrics.forgetting import correct
-from famr.unlearn.history import HistoryRow, Monitor, Stopwatch, follow
+from famr.unlearn.history import EvaluationClock, HistoryRow, Monitor, follow
 from famr.unlearn.inputs import RunInputs
 from famr.unlearn.problem import Problem
 from famr.unlearn.progress import Progress
-from famr.unlearn.search import Outcome, require_outcome, search_strength
+from famr.unlearn.search import TrialOutcome, require_outcome, search_strength
 
 
 class TrialResult(NamedTuple):
-    """What a run leaves besides the network.
+    """The result of a run besides the network.
 
     Attributes:
         history: One row an evaluated epoch.
@@ -32,10 +32,10 @@ class Trials:
 
     Args:
         problem: J and its data, at θ₀.
-        inputs: Has the retained images on which accuracy is compared before and after a run.
-        monitor: What is evaluated, checked and saved along the way.
-        progress: Where the run was left by an earlier process, and where its state is kept.
-        seed: Of the order of the images.
+        inputs: The data of the run.
+        monitor: Evaluations, gates and saved states.
+        progress: The state that an earlier process left; saves new ones.
+        seed: Seed of the order of the images.
 
     Attributes:
         clock: Time that was spent on evaluation during the runs.
@@ -43,14 +43,14 @@ class Trials:
 
     def __init__(self, problem: Problem, inputs: RunInputs, monitor: Monitor, progress: Progress, seed: int) -> None:
         self._problem, self._inputs, self._monitor, self._progress = problem, inputs, monitor, progress
-        self._seed, self.clock = seed, Stopwatch()
+        self._seed, self.clock = seed, EvaluationClock()
         self._finished = iter([*progress.trials])
         watch = monitor.gates or problem.config.search
         self._watched = inputs.watched_images(problem.config.function_images, seed) if watch else None
         self._accuracy_before = self._accuracy(self._watched)
         self._at_original = True
 
-    def run(self) -> tuple[tuple[Outcome, ...], TrialResult]:
+    def run(self) -> tuple[tuple[TrialOutcome, ...], TrialResult]:
         """Make the run: once with given strengths, else until a strength forgets within the budget.
 
         Returns:
@@ -69,16 +69,16 @@ class Trials:
             require_outcome(outcome)
         return (), result
 
-    def _resumable_trial(self, factor: float) -> tuple[Outcome, TrialResult]:
+    def _resumable_trial(self, factor: float) -> tuple[TrialOutcome, TrialResult]:
         """A trial of a search; those that an earlier process finished are not run again."""
         finished = next(self._finished, None)
         if finished is not None:
-            return Outcome(**finished), TrialResult([], self._problem.config)
+            return TrialOutcome(**finished), TrialResult([], self._problem.config)
         outcome, result = self._trial(factor)
         self._progress.finish_trial(asdict(outcome))
         return outcome, result
 
-    def _trial(self, factor: float) -> tuple[Outcome, TrialResult]:
+    def _trial(self, factor: float) -> tuple[TrialOutcome, TrialResult]:
         if not self._at_original:
             self._problem.session.reset()
         self._at_original = False
@@ -86,10 +86,10 @@ class Trials:
         history = follow(problem, self._seed, self._monitor, self._progress, self.clock)
         return self._outcome(problem, history), TrialResult(history, replace(problem.config, search=False))
 
-    def _outcome(self, problem: Problem, history: list[HistoryRow]) -> Outcome:
+    def _outcome(self, problem: Problem, history: list[HistoryRow]) -> TrialOutcome:
         first, last, anchor = history[0], history[-1], problem.weight_anchor
         drift = float(anchor.penalty(problem.session.parameters)) if anchor.predicts_divergence else None
-        return Outcome(
+        return TrialOutcome(
             strength=problem.config.strength,
             function_strength=problem.config.function_strength,
             loss_before=first.loss_forget,
