@@ -162,7 +162,7 @@ def _means(name: str, cells: list[dict[str, Any]]) -> str:
 
 SUMMARY = {
     "paper": "paper's algorithm",
-    "uniform, free head, 20 images a class": "uniform answers, 20 retained images a class",
+    "uniform, free head, 20 images a class": "uniform target, 20 retained images a class",
     "default, sketch only": "**default**, no retained images (a sketch)",
     "default, 20 images a class": "**default**, 20 retained images a class",
 }

@@ -26,7 +26,7 @@ from famr.engine.features import PENULTIMATE, layer_features
 from famr.engine.inference import predict
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.models.layers import block_names, head_of
-from famr.targets.probe import RIDGE
+from famr.targets.probe import INVERSE_PENALTY
 from famr.training import Trained
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def test_the_probe_predicts_as_scikit_learn_does() -> None:
     known, queries = drawn(40, 3) * 2 + 1, drawn(20, 3, seed=1)
     labels = (known[:, 0] > 1).long() * 2 + (known[:, 1] > 1).long()
     scaler = StandardScaler().fit(known.numpy())
-    slow = LogisticRegression(C=RIDGE, max_iter=1000).fit(scaler.transform(known.numpy()), labels.numpy())
+    slow = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000).fit(scaler.transform(known.numpy()), labels.numpy())
     assert (
         probe_predictions(known, labels, queries).tolist() == slow.predict(scaler.transform(queries.numpy())).tolist()
     )

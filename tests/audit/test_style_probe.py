@@ -20,7 +20,7 @@ from famr.audit.probes import FewShot, few_of_each
 from famr.audit.style_probe import StyleLayer, gram_features, probe_style, upper_triangle
 from famr.data import Data
 from famr.errors import DataError, RequestError
-from famr.targets.probe import RIDGE
+from famr.targets.probe import INVERSE_PENALTY
 
 CPU = torch.device("cpu")
 BLOCK = StyleLayer("blocks.0")
@@ -123,7 +123,7 @@ def test_one_draw_is_a_logistic_regression_on_standardised_gram_features(
     learned = [images.take(few_of_each(torch.zeros(len(images)), 10, 4)) for images in (splits.forget, splits.retain)]
     known = torch.cat([gram_features(original, images, BLOCK, CPU) for images in learned]).double().numpy()
     scaler = StandardScaler().fit(known)
-    slow = LogisticRegression(C=RIDGE, max_iter=1000).fit(scaler.transform(known), [0] * 10 + [1] * 10)
+    slow = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000).fit(scaler.transform(known), [0] * 10 + [1] * 10)
     for images, style, hits in ((splits.forget_test, 0, found.forget), (splits.test, 1, found.retain)):
         queries = gram_features(original, images, BLOCK, CPU).double().numpy()
         assert hits.tolist() == (slow.predict(scaler.transform(queries)) == style).tolist()
