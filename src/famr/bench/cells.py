@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from famr.baselines import Alternative
+from famr.baselines import Baseline as Alternative
 from famr.bench.looks import Said, Views, distance, look, measures
 from famr.bench.records import as_json
 from famr.bench.references import Reference

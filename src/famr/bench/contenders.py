@@ -10,7 +10,9 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from famr.baselines import Alternative, Ours, Retrain, every_method
+from famr.baselines import Baseline as Alternative
+from famr.baselines import FamrMethod as Ours
+from famr.baselines import Retrain, every_method
 from famr.config import FAMR
 from famr.errors import RequestError
 

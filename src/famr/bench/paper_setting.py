@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from famr.baselines import Ours
+from famr.baselines import FamrMethod as Ours
 from famr.bench.contenders import PAPER, Contender, slug
 from famr.bench.records import Records, as_json, results, write_whole
 from famr.config import FAMR

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from famr.baselines import Alternative, Retrain, SisaRemoval
+from famr.baselines import Baseline as Alternative
+from famr.baselines import Retrain, SisaRemoval
 from famr.bench.cells import Case, in_a_line
 from famr.bench.contenders import Contender, file_stem
 from famr.bench.looks import TUNING_SCORED, Views, apart, look
@@ -173,7 +174,7 @@ class _Work:
         if self.device.type != "cuda" or contender.name in self._ran or not self.bench.tuning or self.bench.trials < 2:
             return
         self._ran.add(contender.name)
-        task = next((task for task in self.bench.tuning if method.serves(task.request.kind) is None), None)
+        task = next((task for task in self.bench.tuning if method.refusal(task.request.kind) is None), None)
         if task is not None and not isinstance(method, SisaRemoval):  # the first steps of a training matter little
             self.case(task, self.bench.tuning_seed).cell(contender.name, method)
 

@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 import torch
 
-from famr.baselines import Alternative, SisaRemoval
-from famr.baselines.alternative import kind_of
+from famr.baselines import Baseline as Alternative
+from famr.baselines import SisaRemoval
+from famr.baselines.base import request_kind as kind_of
 from famr.bench.contenders import Contender
 from famr.bench.looks import MIA_IMAGES, RETAINED_SCORED, SHOWN_TO_METHODS, TUNING_SCORED, apart
 from famr.bench.records import Key
@@ -139,7 +140,7 @@ def refusals(bench: Bench, splits: Mapping[str, Splits]) -> dict[tuple[str, str]
     for task in bench.tasks:
         seen, _ = apart(splits[task.label])
         for contender in bench.contenders:
-            reason = contender.method.serves(kind_of(seen))
+            reason = contender.method.refusal(kind_of(seen))
             if reason is None and contender.retrains and not bench.retrained:
                 reason = "no models are retrained in this bench"
             if reason is None and contender.retrains and len(bench.seeds) < 2:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from famr.baselines import Alternative, Steps
+from famr.baselines import Baseline as Alternative
+from famr.baselines import Steps
 
 
 def variants(method: Alternative, most: int, epochs: int | None = None) -> list[Alternative]:
@@ -45,7 +45,7 @@ def within(method: Alternative, epochs: int | None) -> Alternative:
     steps = getattr(method, "steps", None)
     if epochs is None or not method.needs_retain or not isinstance(steps, Steps):
         return method
-    return replace(method, steps=replace(steps, epochs=min(epochs, steps.epochs)))  # type: ignore[type-var]
+    return method.with_numbers(epochs=min(epochs, steps.epochs))
 
 
 def best_trial(runs: Sequence[Mapping[str, Any]]) -> int | None:
