@@ -14,7 +14,8 @@ class CostMeter:
     """Measures the code inside a `with` block. It waits for the GPU before it reads the clock.
 
     Memory is counted beyond what is allocated on entry. Unreachable objects are collected first: freed inside the
-    block, they would make the peak look smaller.
+    block, they would make the peak look smaller. Cached memory is released too: it includes that of earlier CUDA
+    graphs, and torch releases none while it records a new one, but runs out of memory.
 
     Args:
         device: The device that computes.
@@ -32,6 +33,7 @@ class CostMeter:
     def __enter__(self) -> Self:
         if self._device.type == "cuda":
             gc.collect()
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
             self._allocated = torch.cuda.memory_allocated(self._device)
         self._start = self._synchronised_time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -61,8 +62,9 @@ class NegGradPlus(WeightBaseline):
         descent = Descent(session, steps, total=steps.epochs * session.retain_steps(size))
 
         def loss(retain: Tensor, retain_labels: Tensor, forget: Tensor, forget_labels: Tensor) -> Tensor:
-            logits = session.logits(retain), session.logits(forget)
-            return neg_grad_plus_loss(logits[0], retain_labels, logits[1], forget_labels, self.alpha)
+            logits = session.logits(torch.cat([retain, forget]))  # one pass is faster than two on a GPU
+            retain_logits, forget_logits = logits.split([len(retain), len(forget)])
+            return neg_grad_plus_loss(retain_logits, retain_labels, forget_logits, forget_labels, self.alpha)
 
         for epoch in descent.epochs():
             for forget, retain in session.paired_batches(forget_size, size, epoch, steps.augmentation):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from famr.baselines.base import grid
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.data.loaders import LabelledImages
+from famr.engine.graphs import GraphedStep
 from famr.errors import RequestError
 from famr.models.layers import trainable
 
@@ -95,11 +96,19 @@ def mean_squared_gradient(session: BaselineSession, batches: Iterable[LabelledIm
     """
     parameters = trainable(session.model.module)
     total = [torch.zeros_like(parameter) for parameter in parameters]
-    count = 0
-    for images, labels in batches:
+
+    def add(images: Tensor, labels: Tensor) -> Tensor:
         loss = F.cross_entropy(session.logits(images), labels)
         for sum_, gradient in zip(total, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
             if gradient is not None:
                 sum_ += gradient.square()
+        return loss.detach()
+
+    step = GraphedStep(add, session.device)
+    count, before = 0, session.image_passes
+    for images, labels in batches:
+        step((images, labels))
+        before += len(images)
+        session.image_passes = before  # a replayed step counts none
         count += 1
     return [sum_ / count for sum_ in total]
