@@ -63,7 +63,7 @@ class NegGradPlus(WeightBaseline):
 
         def loss(retain: Tensor, retain_labels: Tensor, forget: Tensor, forget_labels: Tensor) -> Tensor:
             logits = session.logits(torch.cat([retain, forget]))  # one pass is faster than two on a GPU
-            retain_logits, forget_logits = logits.split([len(retain), len(forget)])
+            retain_logits, forget_logits = torch.split(logits, [len(retain), len(forget)])
             return neg_grad_plus_loss(retain_logits, retain_labels, forget_logits, forget_labels, self.alpha)
 
         for epoch in descent.epochs():

@@ -95,7 +95,7 @@ class SalUn(WeightBaseline):
 
         def loss(retain: Tensor, labels: Tensor, forget: Tensor, drawn: Tensor) -> Tensor:
             logits = session.logits(torch.cat([retain, forget]))  # one pass is faster than two on a GPU
-            retain_logits, forget_logits = logits.split([len(retain), len(forget)])
+            retain_logits, forget_logits = torch.split(logits, [len(retain), len(forget)])
             return salun_loss(forget_logits, drawn, retain_logits, labels, self.alpha)
 
         for epoch in descent.epochs():
