@@ -28,15 +28,15 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from sklearn.metrics import roc_curve
 from torch import Tensor
 
 import famr
 from benchmarks.cells import Results, drawn_classes, log, train_original, usual_arguments, vit_tiny
 from benchmarks.paper_cifar100 import CLASS_SEED, TRAINING
 from famr.audit.audit import audit
-from famr.audit.lira import u_lira_scored
-from famr.audit.populations import FEWEST_MODELS, Populations
-from famr.audit.roc import Curve
+from famr.audit.lira import u_lira_scores
+from famr.audit.shadow_logits import FEWEST_MODELS, ShadowLogits
 from famr.data import Data, Images
 from famr.data.splits import Splits
 from famr.engine.devices import pick_device
@@ -156,7 +156,7 @@ def kept_cell(
 
 
 def one_audit(
-    original: famr.Classifier, references: Sequence[famr.Classifier], splits: Splits, shadows: Populations, method: str
+    original: famr.Classifier, references: Sequence[famr.Classifier], splits: Splits, shadows: ShadowLogits, method: str
 ) -> dict[str, Any]:
     """Forget and audit; the gates, what is stated, what each part cost, and what the figures are drawn from."""
     begin = time.perf_counter()
@@ -182,10 +182,10 @@ def one_audit(
 
 def curve_of(ours: Tensor, theirs: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """The ROC of U-LiRA at places that are even on a log scale."""
-    scored = u_lira_scored(ours, theirs, targets)
+    scored = u_lira_scores(ours, theirs, targets)
     kept = scored.seen | scored.unseen
-    once = torch.ones(int(kept.sum()), dtype=torch.double)
-    fpr, tpr = Curve(scored.scores[kept], scored.seen[kept]).read(once).curve()
+    scores, seen = scored.scores[kept], scored.seen[kept]
+    fpr, tpr = (torch.from_numpy(rate) for rate in roc_curve(seen.numpy(), scores.numpy(), drop_intermediate=False)[:2])
     at = torch.logspace(-4, 0, POINTS, dtype=torch.double)
     place = torch.searchsorted(fpr, at, right=True).sub(1).clamp(min=0)
     return {"fpr": at.tolist(), "tpr": tpr[place].tolist()}
@@ -222,7 +222,7 @@ class Shadows:
             "samples": data.train.take(samples),
         }
 
-    def populations(self, kind: str, method: str) -> tuple[Populations, int]:
+    def populations(self, kind: str, method: str) -> tuple[ShadowLogits, int]:
         """Every shadow's answers to the forget set, by who saw an image; and how many needed the wider budget."""
         count = len(self.has_class)
         found = [self.answers_of(place, kind, method) for place in range(count)]
@@ -236,7 +236,7 @@ class Shadows:
 
         targets = self.forget[kind].targets
         wider = sum(f"{kind}.{method}.budget" in each for each in found)
-        return Populations(targets, by(method, inside), by("trained", outside), by("trained", inside)), wider
+        return ShadowLogits(targets, by(method, inside), by("trained", outside), by("trained", inside)), wider
 
     def prepare(self, wanted: Sequence[Wanted], places: Sequence[int] | None = None) -> None:
         """Train each shadow once, let it unlearn in every wanted way; one that fails is left for its cell to tell."""

@@ -1,4 +1,4 @@
-"""The audit benchmark: its shadows, what is kept when it is stopped or a cell fails, and its page."""
+"""The audit benchmark: its shadow models, its results when it is stopped or a cell fails, and its page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from conftest import small_vit
 from famr.data import Data
 from famr.errors import GateError
 
-Asked = list[tuple[int, float]]
-"""The seed, which is the shadow's place, and the budget of each call."""
+Calls = list[tuple[int, float]]
+"""The seed, which is the shadow's number, and the budget of each call."""
 
 
 @pytest.fixture
 def shadows(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> benchmark.Shadows:
-    """Four shadows, each a network that knows nothing and is not trained."""
+    """Four shadow models, each an untrained network."""
     few = replace(digits, train=digits.train.take(torch.arange(60)))
     monkeypatch.setattr(benchmark, "retrained", lambda _start, _images, _training, seed, _folder: small_vit(few, seed))
     samples = torch.arange(0, 60, 5)
@@ -33,23 +33,23 @@ def shadows(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> be
     return benchmark.Shadows(start, few, few.labels[3], samples, famr.Training(), 4, tmp_path / "models")
 
 
-def unlearning(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[int, float], bool]) -> Asked:
-    """Put a forgetting that does nothing, and refuses where it is told to, in the place of the real one."""
-    asked: Asked = []
+def unlearning(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[int, float], bool]) -> Calls:
+    """Replace `famr.forget` by one that does nothing, and refuses some calls; returns the list of its calls."""
+    calls: Calls = []
 
     def forget(
-        model: famr.Classifier, _splits: famr.Splits, method: famr.FAMR, *, seed: int, track_retain: bool
+        model: famr.Classifier, _splits: famr.Splits, method: famr.FAMR, *, seed: int, monitor: famr.Monitor
     ) -> Any:
-        asked.append((seed, method.budget))
+        calls.append((seed, method.budget))
         if refuses(seed, method.budget):
             raise GateError(f"No strength forgets within the budget of {method.budget:g}.")
         return SimpleNamespace(model=model)
 
     monkeypatch.setattr(famr, "forget", forget)
-    return asked
+    return calls
 
 
-def test_every_image_is_in_half_of_the_shadows_and_answers_are_sorted_by_that(
+def test_every_image_is_in_half_of_the_shadows_and_logits_are_sorted_by_that(
     shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlearning(monkeypatch, lambda _seed, _budget: False)
@@ -58,12 +58,14 @@ def test_every_image_is_in_half_of_the_shadows_and_answers_are_sorted_by_that(
     assert wider == 0
     for image in range(len(shadows.samples)):
         saw = shadows.has_sample[:, image].tolist()
-        said = [shadows.answers_of(place, "samples", "default")["samples.trained"][image] for place in range(4)]
-        inside = [logits for logits, seen in zip(said, saw, strict=True) if seen]
+        logits_of_each = [
+            shadows.answers_of(number, "samples", "default")["samples.trained"][image] for number in range(4)
+        ]
+        inside = [logits for logits, seen in zip(logits_of_each, saw, strict=True) if seen]
         assert found.trained is not None
         assert torch.equal(found.trained[:, image], torch.stack(inside))
-        assert torch.equal(found.unlearned[:, image], torch.stack(inside))  # this forgetting does nothing
-        outside = [logits for logits, seen in zip(said, saw, strict=True) if not seen]
+        assert torch.equal(found.unlearned[:, image], torch.stack(inside))  # this method does nothing
+        outside = [logits for logits, seen in zip(logits_of_each, saw, strict=True) if not seen]
         assert torch.equal(found.retrained[:, image], torch.stack(outside))
 
 
@@ -71,22 +73,22 @@ def test_a_shadow_that_is_refused_gets_the_wider_budget_and_is_counted(
     shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = famr.FAMR().budget
-    asked = unlearning(monkeypatch, lambda seed, budget: seed in (1, 2) and budget == own)
+    calls = unlearning(monkeypatch, lambda seed, budget: seed in (1, 2) and budget == own)
     assert shadows.populations("samples", "default")[1] == 2
-    assert asked == [(0, own), (1, own), (1, benchmark.WIDER), (2, own), (2, benchmark.WIDER), (3, own)]
-    assert shadows.populations("samples", "default")[1] == 2  # from the kept answers
-    assert len(asked) == 6
+    assert calls == [(0, own), (1, own), (1, benchmark.WIDER), (2, own), (2, benchmark.WIDER), (3, own)]
+    assert shadows.populations("samples", "default")[1] == 2  # from the cached logits
+    assert len(calls) == 6
     assert shadows.populations("class", "default")[1] == 1  # only shadows 0 and 2 saw the class
-    assert [seed for seed, _ in asked[6:]] == [0, 2, 2]
+    assert [seed for seed, _ in calls[6:]] == [0, 2, 2]
 
 
-def test_no_budget_helps_a_method_that_seeks_no_strength(
+def test_a_wider_budget_is_not_tried_for_a_method_of_fixed_strength(
     shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = unlearning(monkeypatch, lambda _seed, _budget: True)
+    calls = unlearning(monkeypatch, lambda _seed, _budget: True)
     with pytest.raises(GateError):
         shadows.populations("samples", "paper")
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_a_run_that_is_stopped_loses_one_shadow_at_most(
@@ -100,18 +102,18 @@ def test_a_run_that_is_stopped_loses_one_shadow_at_most(
     unlearning(monkeypatch, stop)
     with pytest.raises(KeyboardInterrupt):
         shadows.populations("samples", "default")
-    asked = unlearning(monkeypatch, lambda _seed, _budget: False)
+    calls = unlearning(monkeypatch, lambda _seed, _budget: False)
     shadows.populations("samples", "default")
-    assert [seed for seed, _ in asked] == [2, 3]
-    shadows.populations("samples", "paper")  # another method begins anew, and keeps the first one's answers
+    assert [seed for seed, _ in calls] == [2, 3]
+    shadows.populations("samples", "paper")  # another method starts anew, and keeps the first one's logits
     shadows.populations("samples", "default")
-    assert [seed for seed, _ in asked] == [2, 3, 0, 1, 2, 3]
+    assert [seed for seed, _ in calls] == [2, 3, 0, 1, 2, 3]
 
 
-def test_shadows_are_prepared_at_once_and_serve_on_another_machine(
+def test_each_shadow_is_trained_once_and_its_logits_serve_on_another_machine(
     shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each is trained once for all that it has to unlearn; what is carried elsewhere is its answers."""
+    """Each is trained once for all that it has to unlearn; its logits alone are copied elsewhere."""
     trained: list[int] = []
     network = benchmark.retrained
 
@@ -120,7 +122,7 @@ def test_shadows_are_prepared_at_once_and_serve_on_another_machine(
         return network(start, images, training, seed, folder)
 
     monkeypatch.setattr(benchmark, "retrained", noted)
-    asked = unlearning(monkeypatch, lambda seed, _budget: seed == 1)  # whatever this one unlearns fails
+    calls = unlearning(monkeypatch, lambda seed, _budget: seed == 1)  # every unlearning of this one fails
     wanted = [(kind, method) for kind in ("class", "samples") for method in ("default", "paper")]
     shadows.prepare(wanted, [2])
     assert trained == [2]
@@ -129,12 +131,12 @@ def test_shadows_are_prepared_at_once_and_serve_on_another_machine(
     trained.sort()
     own, wider = famr.FAMR().budget, benchmark.WIDER
     paper = famr.FAMR.paper().budget
-    once = {place: [own, paper, own, paper] for place in (0, 2)}  # a class and samples, each in two ways
-    assert [budget for seed, budget in asked if seed in once] == 2 * once[0]
-    assert [budget for seed, budget in asked if seed == 1] == [own, wider, paper]  # it never saw the class
+    once = {number: [own, paper, own, paper] for number in (0, 2)}  # a class and samples, each in two ways
+    assert [budget for seed, budget in calls if seed in once] == 2 * once[0]
+    assert [budget for seed, budget in calls if seed == 1] == [own, wider, paper]  # it never saw the class
     unlearning(monkeypatch, lambda _seed, _budget: False)
     shadows.prepare(wanted)
-    assert trained == [0, 1, 2, 3, 1]  # what had failed, and nothing else
+    assert trained == [0, 1, 2, 3, 1]  # the one that had failed
     shadows.models.rename(tmp_path / "carried")
     monkeypatch.setattr(shadows, "models", tmp_path / "carried")
     for kind, method in wanted:
@@ -142,7 +144,7 @@ def test_shadows_are_prepared_at_once_and_serve_on_another_machine(
     assert trained == [0, 1, 2, 3, 1]
 
 
-def test_a_cell_that_fails_is_kept_with_its_reason_and_shown_so(
+def test_a_cell_that_fails_is_recorded_and_shown_with_its_reason(
     shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     unlearning(monkeypatch, lambda _seed, _budget: True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from famr.audit.audit import audit
-from famr.audit.populations import Populations
+from famr.audit.shadow_logits import ShadowLogits
+from famr.audit.style_probe import StyleLayer
 from famr.audit.verdict import Audit, read_thresholds
-from famr.audit.witness import StyleLayer
 from famr.cli.commands import OpenRun, load_reference, open_run
 from famr.cli.shadowing import Shadowing, shadows_of
 from famr.errors import GateError
@@ -40,7 +40,7 @@ def run_audit(
     limits = None if thresholds is None else read_thresholds(thresholds)
     opened = open_run(run, places.original, places.data, places.data_root)
     references = [load_reference(place, opened.model, opened.request) for place in retrained]
-    shadows: Populations | None = None
+    shadows: ShadowLogits | None = None
     if shadowing is not None:
         shadows = shadows_of(opened, shadowing, places.original, seed, device)
     found = audit(

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import torch
 
-from famr.audit.populations import Populations
-from famr.audit.request_shadows import train_populations
-from famr.audit.shadows import Method, ShadowDone
+from famr.audit.shadow_logits import ShadowLogits, train_shadow_logits
+from famr.audit.shadows import Method, Setting, ShadowDone
 from famr.cli.commands import OpenRun
 from famr.cli.printing import say
 from famr.config import FAMR
@@ -37,7 +36,7 @@ class Shadowing:
     quiet: bool = False
 
 
-def shadows_of(opened: OpenRun, asked: Shadowing, original: str | None, seed: int, device: str) -> Populations:
+def shadows_of(opened: OpenRun, asked: Shadowing, original: str | None, seed: int, device: str) -> ShadowLogits:
     """Train what the cache does not hold, and say so shadow by shadow."""
     if opened.original is None:
         raise CheckpointError("Shadow models are trained as the original was, and it is not there.", fix="--original")
@@ -50,14 +49,12 @@ def shadows_of(opened: OpenRun, asked: Shadowing, original: str | None, seed: in
         if not asked.quiet:
             say(f"shadow model {done.number + 1}: {'found' if done.cached else f'trained in {done.seconds:.1f} s'}")
 
-    return train_populations(
-        opened.splits,
-        _start(opened.original, asked.start),
-        training,
+    start, splits = _start(opened.original, asked.start), opened.splits
+    return train_shadow_logits(
+        Setting(start, splits.forget, splits.retain, training=training, seed=seed),
         _method(opened, device),
         asked.count,
         asked.cache,
-        seed=seed,
         device=device,
         on_shadow=on_shadow,
     )
@@ -102,7 +99,7 @@ def _method(opened: OpenRun, device: str) -> Method:
         raise RequestError(
             f"Shadow models repeat the run's method, and {name!r} cannot be repeated from a record.",
             where="run.json",
-            fix="In Python: train_populations(…) with a Method of your own, and audit(…, shadows=…).",
+            fix="In Python: train_shadow_logits(…) with a Method of your own, and audit(…, shadows=…).",
         )
     values = {name: value for name, value in opened.record["method"].items() if name != "name"}
     method, target = FAMR.from_json(values), opened.facts.get("style_target")

@@ -1,4 +1,4 @@
-"""Whether forgetting survives int8 weights, half precision and export."""
+"""Accuracy after int8 weights, half precision and export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from torch import Tensor
 
 import famr
 from audited import same_weights, weights_of, with_low_bias
-from famr.audit.survival import exported, halved, quantised, rounded, survival
+from famr.audit.conversions import (
+    hits_after_conversion,
+    in_half_precision,
+    quantised,
+    round_to_grid,
+    through_onnx,
+)
 from famr.engine.inference import predict
 from famr.errors import NumericsError
 from famr.models import onnx
@@ -25,10 +31,10 @@ def test_rounding_is_torchs_own_quantisation_a_row() -> None:
     scales = weight.flatten(1).abs().amax(dim=1) / 127
     zeros = torch.zeros(7, dtype=torch.int32)
     torchs = torch.fake_quantize_per_channel_affine(weight, scales, zeros, 0, -127, 127)
-    assert torch.allclose(rounded(weight), torchs, atol=1e-6)
+    assert torch.allclose(round_to_grid(weight), torchs, atol=1e-6)
     slow = torch.stack([torch.round(row / row.abs().max() * 7) * row.abs().max() / 7 for row in weight])
-    assert torch.allclose(rounded(weight, bits=4), slow, atol=1e-6)
-    assert all(len(row.unique()) <= 255 for row in rounded(torch.randn(2, 5000)))
+    assert torch.allclose(round_to_grid(weight, bits=4), slow, atol=1e-6)
+    assert all(len(row.unique()) <= 255 for row in round_to_grid(torch.randn(2, 5000)))
 
 
 def test_an_edit_below_half_a_step_is_lost_in_rounding(original: famr.Classifier) -> None:
@@ -45,7 +51,7 @@ def test_an_edit_below_half_a_step_is_lost_in_rounding(original: famr.Classifier
 
 
 def test_forgetting_that_rounding_undoes_is_caught(original: famr.Classifier, without_three: famr.Splits) -> None:
-    """A head of many small edits, which add up: whole at full precision, nothing at eight bits."""
+    """A head of many small edits that add up at full precision, and are all rounded away at eight bits."""
 
     class Summed(torch.nn.Module):
         def __init__(self) -> None:
@@ -65,27 +71,29 @@ def test_forgetting_that_rounding_undoes_is_caught(original: famr.Classifier, wi
 
     fragile = replace(original, module=Summed())
     assert without_three.test is not None
-    found = survival(fragile, without_three.forget, changes=("int8", "bf16"), device="cpu")
-    kept = survival(fragile, without_three.test, changes=("int8",), device="cpu")
-    assert float(found.as_it_is.mean()) == 0
-    assert float(kept.as_it_is.mean()) == pytest.approx(kept.accuracy("int8"), abs=0.02)
+    found = hits_after_conversion(fragile, without_three.forget, conversions=("int8", "bf16"), device="cpu")
+    retained = hits_after_conversion(fragile, without_three.test, conversions=("int8",), device="cpu")
+    assert float(found.unconverted.mean()) == 0
+    assert float(retained.unconverted.mean()) == pytest.approx(retained.accuracy("int8"), abs=0.02)
     assert found.accuracy("int8") > 0.9
     assert found.accuracy("bf16") == 0
 
 
-def test_each_change_is_measured_on_the_images_given(original: famr.Classifier, without_three: famr.Splits) -> None:
+def test_each_conversion_is_evaluated_on_the_given_images(
+    original: famr.Classifier, without_three: famr.Splits
+) -> None:
     hidden, before = with_low_bias(original), weights_of(original)
     found = {
-        "o": survival(original, without_three.forget, device="cpu"),
-        "h": survival(hidden, without_three.forget, changes=("int8", "bf16", "fp16"), device="cpu"),
+        "o": hits_after_conversion(original, without_three.forget, device="cpu"),
+        "h": hits_after_conversion(hidden, without_three.forget, conversions=("int8", "bf16", "fp16"), device="cpu"),
     }
-    assert set(found["o"].changed) == {"int8", "bf16", "fp16", "onnx"}
-    assert found["o"].accuracy("onnx") == pytest.approx(float(found["o"].as_it_is.mean()), abs=0.01)
+    assert set(found["o"].converted) == {"int8", "bf16", "fp16", "onnx"}
+    assert found["o"].accuracy("onnx") == pytest.approx(float(found["o"].unconverted.mean()), abs=0.01)
     scores = famr.evaluation.evaluate.compare(None, original, None, without_three, device="cpu").unlearned
-    assert float(found["o"].as_it_is.mean()) == scores.forget_accuracy
-    for change in ("int8", "bf16", "fp16"):
-        assert found["o"].accuracy(change) == pytest.approx(scores.forget_accuracy, abs=0.03)
-        assert found["h"].accuracy(change) == 0  # a low bias survives all of them
+    assert float(found["o"].unconverted.mean()) == scores.forget_accuracy
+    for conversion in ("int8", "bf16", "fp16"):
+        assert found["o"].accuracy(conversion) == pytest.approx(scores.forget_accuracy, abs=0.03)
+        assert found["h"].accuracy(conversion) == 0  # a low bias survives all of them
     assert same_weights(before, weights_of(original))
     assert json.loads(json.dumps(found["h"].to_json()))["as_it_is"] == 0
 
@@ -93,35 +101,35 @@ def test_each_change_is_measured_on_the_images_given(original: famr.Classifier, 
 def test_half_precision_is_in_the_weights_and_the_arithmetic(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
-    half = halved(original, torch.bfloat16)
+    half = in_half_precision(original, torch.bfloat16)
     assert {parameter.dtype for parameter in half.module.parameters()} == {torch.bfloat16}
     fine, coarse = (predict(model, without_three.forget, CPU).logits for model in (original, half))
     assert coarse.dtype == torch.float32
     assert 0 < float((fine - coarse).abs().max()) < 0.5
 
 
-def test_an_overflow_is_said_and_gets_no_accuracy(original: famr.Classifier, without_three: famr.Splits) -> None:
-    loud = original.copy()
+def test_an_overflow_is_reported_and_has_no_accuracy(original: famr.Classifier, without_three: famr.Splits) -> None:
+    overflowing = original.copy()
     with torch.no_grad():
-        head_of(loud).bias[0] += 1e6
+        head_of(overflowing).bias[0] += 1e6
     with pytest.raises(NumericsError, match="overflows in float16"):
-        predict(halved(loud, torch.float16), without_three.forget, CPU)
-    found = survival(loud, without_three.forget, changes=("bf16", "fp16"), device="cpu")
-    assert "fp16" not in found.changed
+        predict(in_half_precision(overflowing, torch.float16), without_three.forget, CPU)
+    found = hits_after_conversion(overflowing, without_three.forget, conversions=("bf16", "fp16"), device="cpu")
+    assert "fp16" not in found.converted
     assert found.not_available["fp16"] == "not available: the network overflows in float16"
-    assert "bf16" in found.changed
+    assert "bf16" in found.converted
 
 
 def test_without_onnx_the_result_says_so(
     original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda _name: None)
-    found = survival(original, without_three.forget, changes=("onnx",), device="cpu")
+    found = hits_after_conversion(original, without_three.forget, conversions=("onnx",), device="cpu")
     assert found.not_available["onnx"] == "not available: onnx is not installed"
-    assert not found.changed
+    assert not found.converted
 
 
-def test_an_exported_model_answers_as_the_model_does(original: famr.Classifier) -> None:
+def test_an_exported_model_predicts_as_the_model_does(original: famr.Classifier) -> None:
     prepared = original.require_preprocessing()
     images = torch.randn(5, prepared.channels, *prepared.crop)
-    assert torch.allclose(exported(original).logits(images), original.logits(images), atol=1e-4)
+    assert torch.allclose(through_onnx(original).logits(images), original.logits(images), atol=1e-4)

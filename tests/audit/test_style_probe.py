@@ -1,4 +1,4 @@
-"""Style read off Gram features."""
+"""The probe of a style on Gram features."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 import famr
 from audited import same_weights, weights_of
 from conftest import styled
-from famr.audit import style_audit
+from famr.audit import style_probe
 from famr.audit.audit import audit
-from famr.audit.probes import few_of_each
-from famr.audit.style_audit import gram_features, style_read, upper_half
-from famr.audit.witness import StyleLayer
+from famr.audit.probes import FewShot, few_of_each
+from famr.audit.style_probe import StyleLayer, gram_features, probe_style, upper_triangle
 from famr.data import Data
 from famr.errors import DataError, RequestError
-from famr.targets.probe import RIDGE
+from famr.targets.probe import INVERSE_PENALTY
 
 CPU = torch.device("cpu")
+BLOCK = StyleLayer("blocks.0")
 
 
 @pytest.fixture(scope="module")
@@ -51,35 +51,35 @@ class Tinted(nn.Module):
         return logits
 
 
-def test_gram_features_are_the_upper_half_of_a_slow_loop(original: famr.Classifier, digits: Data) -> None:
+def test_gram_features_are_the_upper_triangle_of_a_slow_loop(original: famr.Classifier, digits: Data) -> None:
     some = digits.train.take(torch.arange(4))
     seen: list[Tensor] = []
     handle = original.module.blocks[0].register_forward_hook(lambda _m, _i, out: seen.append(out.detach()))  # type: ignore[index,union-attr]
     before = weights_of(original)
-    found = gram_features(original, some, "blocks.0", CPU)
+    found = gram_features(original, some, BLOCK, CPU)
     handle.remove()
     tokens = seen[0]  # (images, tokens, channels)
     assert found.shape == (4, 64 * 65 // 2)
-    for image, place in ((0, 0), (3, 1), (2, 63)):
-        first = sum(tokens[image, token, 0] * tokens[image, token, place] for token in range(tokens.shape[1]))
-        assert torch.isclose(found[image, place], torch.as_tensor(first), rtol=1e-4)
+    for image, channel in ((0, 0), (3, 1), (2, 63)):
+        first = sum(tokens[image, token, 0] * tokens[image, token, channel] for token in range(tokens.shape[1]))
+        assert torch.isclose(found[image, channel], torch.as_tensor(first), rtol=1e-4)
     assert same_weights(before, weights_of(original))
 
 
 def test_of_a_large_gram_matrix_the_same_entries_are_taken_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     gram = torch.arange(32.0).reshape(2, 4, 4)
-    monkeypatch.setattr(style_audit, "ENTRIES", 5)
-    assert torch.equal(upper_half(gram), upper_half(gram.clone()))
-    assert upper_half(gram).shape == (2, 5)
+    monkeypatch.setattr(style_probe, "ENTRIES", 5)
+    assert torch.equal(upper_triangle(gram), upper_triangle(gram.clone()))
+    assert upper_triangle(gram).shape == (2, 5)
     whole = {0.0, 1.0, 2.0, 3.0, 5.0, 6.0, 7.0, 10.0, 11.0, 15.0}
-    assert set(upper_half(gram)[0].tolist()) < whole
+    assert set(upper_triangle(gram)[0].tolist()) < whole
 
 
-def test_a_layer_that_sees_the_style_gives_it_away_and_one_that_does_not_does_not(
+def test_the_probe_recognises_the_style_only_at_a_layer_that_depends_on_it(
     original: famr.Classifier, without_negatives: famr.Splits
 ) -> None:
     found = {
-        sees: style_read(replace(original, module=Tinted(sees)), without_negatives, "layer", device="cpu")
+        sees: probe_style(replace(original, module=Tinted(sees)), without_negatives, StyleLayer("layer"), device="cpu")
         for sees in (True, False)
     }
     assert found[True].balanced_accuracy > 0.95
@@ -87,7 +87,7 @@ def test_a_layer_that_sees_the_style_gives_it_away_and_one_that_does_not_does_no
     assert json.loads(json.dumps(found[True].to_json()))["layer"] == "layer"
 
 
-def test_the_audit_of_a_style_holds_it_against_models_that_never_saw_it(
+def test_the_audit_of_a_style_compares_with_models_that_never_saw_it(
     original: famr.Classifier, without_negatives: famr.Splits
 ) -> None:
     torch.manual_seed(0)  # the heads differ, the features do not
@@ -117,24 +117,24 @@ def test_one_draw_is_a_logistic_regression_on_standardised_gram_features(
     assert splits.retain is not None
     assert splits.test is not None
     assert splits.forget_test is not None
-    found = style_read(original, splits, "blocks.0", shots=10, draws=1, seed=4, device="cpu")
-    again = style_read(original, splits, "blocks.0", shots=10, draws=1, seed=4, device="cpu")
+    found = probe_style(original, splits, BLOCK, few_shot=FewShot(10, 1, 4), device="cpu")
+    again = probe_style(original, splits, BLOCK, few_shot=FewShot(10, 1, 4), device="cpu")
     assert torch.equal(found.forget, again.forget)
-    taught = [images.take(few_of_each(torch.zeros(len(images)), 10, 4)) for images in (splits.forget, splits.retain)]
-    known = torch.cat([gram_features(original, images, "blocks.0", CPU) for images in taught]).double().numpy()
+    learned = [images.take(few_of_each(torch.zeros(len(images)), 10, 4)) for images in (splits.forget, splits.retain)]
+    known = torch.cat([gram_features(original, images, BLOCK, CPU) for images in learned]).double().numpy()
     scaler = StandardScaler().fit(known)
-    slow = LogisticRegression(C=RIDGE, max_iter=1000).fit(scaler.transform(known), [0] * 10 + [1] * 10)
-    for images, style, marks in ((splits.forget_test, 0, found.forget), (splits.test, 1, found.retain)):
-        asked = gram_features(original, images, "blocks.0", CPU).double().numpy()
-        assert marks.tolist() == (slow.predict(scaler.transform(asked)) == style).tolist()
+    slow = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000).fit(scaler.transform(known), [0] * 10 + [1] * 10)
+    for images, style, hits in ((splits.forget_test, 0, found.forget), (splits.test, 1, found.retain)):
+        queries = gram_features(original, images, BLOCK, CPU).double().numpy()
+        assert hits.tolist() == (slow.predict(scaler.transform(queries)) == style).tolist()
 
 
-def test_a_style_audit_needs_a_style_and_held_out_images(
+def test_the_probe_needs_a_style_and_held_out_images(
     original: famr.Classifier, without_three: famr.Splits, without_negatives: famr.Splits
 ) -> None:
     with pytest.raises(RequestError, match="No style"):
-        style_read(original, without_three, "blocks.0", device="cpu")
+        probe_style(original, without_three, BLOCK, device="cpu")
     with pytest.raises(DataError, match="held-out"):
-        style_read(original, replace(without_negatives, forget_test=None), "blocks.0", device="cpu")
+        probe_style(original, replace(without_negatives, forget_test=None), BLOCK, device="cpu")
     with pytest.raises(RequestError, match="no layer"):
-        style_read(original, without_negatives, "block.0", device="cpu")
+        probe_style(original, without_negatives, StyleLayer("block.0"), device="cpu")

@@ -1,4 +1,4 @@
-"""Features by layer, probes, prototypes, the head check and CKA."""
+"""Features by layer, probes, prototypes, attacks on the head, class recovery, and CKA."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from torch import Tensor
 import famr
 from audited import same_weights, weights_of, with_low_bias
 from famr.audit.cka import layer_cka, linear_cka
-from famr.audit.depth import depth_of
-from famr.audit.head_check import LOST, best_bias, with_head_of
-from famr.audit.probes import few_of_each, neighbour_answers, probe_answers, prototype_head
+from famr.audit.head_attacks import ACCEPTED_LOSS, best_bias, with_head_of
+from famr.audit.probes import FewShot, few_of_each, neighbour_predictions, probe_predictions, prototype_head
+from famr.audit.recovery import recover_classes
 from famr.data import Data
 from famr.data.loaders import image_batches
 from famr.engine.features import PENULTIMATE, layer_features
 from famr.engine.inference import predict
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.models.layers import block_names, head_of
-from famr.targets.probe import RIDGE
+from famr.targets.probe import INVERSE_PENALTY
 from famr.training import Trained
 
 CPU = torch.device("cpu")
+ONE_DRAW = FewShot(shots=5, draws=1)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -47,11 +48,11 @@ def test_features_of_a_layer_are_its_mean_output_and_the_penultimate_ones_give_t
     found = layer_features(original, some, CPU, ("blocks.0", "blocks.1", PENULTIMATE))
     seen: list[Tensor] = []
     handle = original.module.blocks[1].register_forward_hook(lambda _m, _i, out: seen.append(out.detach()))  # type: ignore[index,union-attr]
-    said = predict(original, some, CPU)
+    logits = predict(original, some, CPU).logits
     handle.remove()
     assert torch.allclose(found["blocks.1"], torch.stack([tokens.mean(dim=0) for tokens in seen[0]]), atol=1e-6)
     head = head_of(original)
-    assert torch.allclose(found[PENULTIMATE] @ head.weight.T + head.bias, said.logits, atol=1e-5)
+    assert torch.allclose(found[PENULTIMATE] @ head.weight.T + head.bias, logits, atol=1e-5)
     assert same_weights(before, weights_of(original))
     assert not original.module._forward_hooks
     with pytest.raises(RequestError, match="no layer"):
@@ -83,24 +84,28 @@ def test_the_blocks_of_a_network_are_found_in_the_order_of_their_calls(original:
 # probes
 
 
-def test_the_probe_answers_as_scikit_learn_does() -> None:
-    known, asked = drawn(40, 3) * 2 + 1, drawn(20, 3, seed=1)
+def test_the_probe_predicts_as_scikit_learn_does() -> None:
+    known, queries = drawn(40, 3) * 2 + 1, drawn(20, 3, seed=1)
     labels = (known[:, 0] > 1).long() * 2 + (known[:, 1] > 1).long()
     scaler = StandardScaler().fit(known.numpy())
-    slow = LogisticRegression(C=RIDGE, max_iter=1000).fit(scaler.transform(known.numpy()), labels.numpy())
-    assert probe_answers(known, labels, asked).tolist() == slow.predict(scaler.transform(asked.numpy())).tolist()
+    slow = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000).fit(scaler.transform(known.numpy()), labels.numpy())
+    assert (
+        probe_predictions(known, labels, queries).tolist() == slow.predict(scaler.transform(queries.numpy())).tolist()
+    )
 
 
 def test_neighbours_vote_as_in_a_slow_loop() -> None:
-    known, asked, labels = drawn(30, 4), drawn(25, 4, seed=1), torch.arange(30) % 3
+    known, queries, labels = drawn(30, 4), drawn(25, 4, seed=1), torch.arange(30) % 3
     expected = []
-    for query in asked:
+    for query in queries:
         angles = [float(query @ point / (query.norm() * point.norm())) for point in known]
-        nearest = sorted(range(30), key=lambda place: -angles[place])[:5]
-        votes = Counter(int(labels[place]) for place in nearest)
+        nearest = sorted(range(30), key=lambda index: -angles[index])[:5]
+        votes = Counter(int(labels[index]) for index in nearest)
         expected.append(min(votes, key=lambda label: (-votes[label], label)))
-    assert neighbour_answers(known, labels, asked).tolist() == expected
-    assert torch.equal(neighbour_answers(known[:2], labels[:2], known[:1]), labels[:1])  # fewer points than neighbours
+    assert neighbour_predictions(known, labels, queries).tolist() == expected
+    assert torch.equal(
+        neighbour_predictions(known[:2], labels[:2], known[:1]), labels[:1]
+    )  # fewer points than neighbours
 
 
 def test_few_of_each_are_drawn_by_the_seed_alone() -> None:
@@ -111,21 +116,21 @@ def test_few_of_each_are_drawn_by_the_seed_alone() -> None:
     assert Counter(labels[first].tolist()) == {0: 4, 1: 4, 2: 4}
     uneven = torch.tensor([5, 2, 5, 5, 9, 2, 5, 5, 2])
     shuffled = torch.randperm(9, generator=torch.Generator().manual_seed(7)).tolist()
-    slow = {label: [place for place in shuffled if int(uneven[place]) == label][:3] for label in (2, 5, 9)}
+    slow = {label: [index for index in shuffled if int(uneven[index]) == label][:3] for label in (2, 5, 9)}
     assert few_of_each(uneven, 3, seed=7).tolist() == [*slow[2], *slow[5], *slow[9]]
 
 
-def test_a_prototype_row_is_the_mean_of_normalised_features_as_long_as_the_others() -> None:
+def test_a_prototype_row_is_the_mean_direction_with_the_mean_norm_of_the_remaining_rows() -> None:
     weight, bias, features, labels = drawn(4, 5), drawn(4), drawn(6, 5, seed=1), torch.tensor([1, 1, 1, 3, 3, 0])
     new_weight, new_bias = prototype_head(weight, bias, features, labels, classes=[1, 3])
     length = (math.sqrt(sum(weight[0] ** 2)) + math.sqrt(sum(weight[2] ** 2))) / 2
     for row in (1, 3):
-        mean = sum(features[place] / features[place].norm() for place in range(6) if labels[place] == row)
+        mean = sum(features[index] / features[index].norm() for index in range(6) if labels[index] == row)
         assert torch.allclose(new_weight[row], length * mean / mean.norm())  # type: ignore[union-attr]
         assert torch.isclose(new_bias[row], (bias[0] + bias[2]) / 2)
     assert torch.equal(new_weight[[0, 2]], weight[[0, 2]])
     hidden = bias.clone()
-    hidden[1] -= 1000  # what the old row was does not matter
+    hidden[1] -= 1000  # the old row does not matter
     assert torch.equal(prototype_head(weight, hidden, features, labels, [1])[1][1], hidden[[0, 2, 3]].mean())
     with pytest.raises(DataError, match="no image of class 2"):
         prototype_head(weight, bias, features, labels, classes=[2])
@@ -136,7 +141,7 @@ def test_a_prototype_row_is_the_mean_of_normalised_features_as_long_as_the_other
 # head
 
 
-def test_the_best_bias_is_what_a_search_finds_and_no_bias_hides_from_it() -> None:
+def test_the_best_bias_is_that_of_a_search_whatever_bias_the_model_has() -> None:
     forget, retain = drawn(30, 5) + torch.tensor([0, 0, 0, 1.0, 1.0]), drawn(200, 5, seed=1)
     forget_labels, retain_labels = torch.arange(30) % 2 + 3, retain[:, :3].argmax(dim=1)
     retain_labels[:40] = 0
@@ -148,20 +153,22 @@ def test_the_best_bias_is_what_a_search_finds_and_no_bias_hides_from_it() -> Non
 
     before = right(retain, retain_labels, -99.0)
     allowed = [
-        bias for bias in torch.linspace(-6, 6, 6001).tolist() if right(retain, retain_labels, bias) >= before - LOST
+        bias
+        for bias in torch.linspace(-6, 6, 6001).tolist()
+        if right(retain, retain_labels, bias) >= before - ACCEPTED_LOSS
     ]
     assert found.bias == pytest.approx(max(allowed), abs=0.003)
     assert float(found.forget.mean()) == pytest.approx(max(right(forget, forget_labels, bias) for bias in allowed))
-    assert before - LOST <= float(found.retain.mean()) + 1e-9
+    assert before - ACCEPTED_LOSS <= float(found.retain.mean()) + 1e-9
     shifted = forget.clone(), retain.clone()
     for logits in shifted:
-        logits[:, 3:] -= 50  # a bias hides nothing from this check
+        logits[:, 3:] -= 50  # a bias hides nothing from this attack
     again = best_bias(shifted[0], forget_labels, shifted[1], retain_labels, classes=[3, 4])
     assert again.bias == pytest.approx(found.bias + 50)
     assert torch.equal(again.forget, found.forget)
 
 
-def test_the_head_is_put_back_into_a_copy(original: famr.Classifier) -> None:
+def test_the_head_is_transplanted_into_a_copy(original: famr.Classifier) -> None:
     hidden = with_low_bias(original)
     before = weights_of(hidden)
     assert same_weights(weights_of(with_head_of(hidden, original, bias_only=True)), weights_of(original))
@@ -189,11 +196,11 @@ def test_cka_is_the_formula_with_centring_matrices() -> None:
     assert linear_cka(x, y) == pytest.approx(linear_cka(y, x))
 
 
-def test_cka_is_one_with_itself_or_turned_and_small_with_noise() -> None:
+def test_cka_is_one_with_itself_or_rotated_and_small_with_noise() -> None:
     x = drawn(2000, 8)
-    turn = torch.linalg.qr(drawn(8, 8, seed=2)).Q
+    rotation = torch.linalg.qr(drawn(8, 8, seed=2)).Q
     assert linear_cka(x, x) == pytest.approx(1)
-    assert linear_cka(x, 3 * x @ turn + 7) == pytest.approx(1)
+    assert linear_cka(x, 3 * x @ rotation + 7) == pytest.approx(1)
     assert linear_cka(x, drawn(2000, 8, seed=3)) < 0.02
     assert linear_cka(x[:10], drawn(10, 8, seed=3)) > 0.2  # the plain estimate, with too few images
     assert math.isnan(linear_cka(x, torch.ones(2000, 3)))
@@ -206,9 +213,8 @@ def test_cka_is_one_with_itself_or_turned_and_small_with_noise() -> None:
 
 
 def test_no_bias_brings_back_a_class_never_seen(without_three: famr.Splits, retrained_runs: list[Trained]) -> None:
-    found = [depth_of(run.model, without_three, draws=1, device="cpu").best_bias for run in retrained_runs]
-    assert statistics.fmean(each.forget_accuracy for each in found if each is not None) < 0.2
-    assert None not in found
+    found = [recover_classes(run.model, without_three, few_shot=ONE_DRAW, device="cpu") for run in retrained_runs]
+    assert statistics.fmean(each.hits["best_bias"].forget_accuracy for each in found) < 0.2
 
 
 def test_a_hidden_class_is_found_and_a_class_never_seen_is_not(
@@ -216,18 +222,19 @@ def test_a_hidden_class_is_found_and_a_class_never_seen_is_not(
 ) -> None:
     hidden, before = with_low_bias(original), weights_of(original)
     found = {
-        name: depth_of(model, without_three, original=original, retrained=retrained, device="cpu")
+        name: recover_classes(model, without_three, original=original, retrained=retrained, device="cpu")
         for name, model in (("original", original), ("hidden", hidden), ("retrained", retrained))
     }
-    assert found["hidden"].as_it_is.forget_accuracy == 0  # by its answers the class is gone
-    assert found["retrained"].as_it_is.forget_accuracy == 0
+    assert found["hidden"].hits["as_it_is"].forget_accuracy == 0  # by its predictions the class is forgotten
+    assert found["retrained"].hits["as_it_is"].forget_accuracy == 0
     for attack in ("probe", "neighbours", "best_bias", "original_head", "original_bias"):
-        accuracy = {name: getattr(depth, attack).forget_accuracy for name, depth in found.items()}
+        accuracy = {name: recovery.hits[attack].forget_accuracy for name, recovery in found.items()}
         assert accuracy["hidden"] == pytest.approx(accuracy["original"]), attack
         assert accuracy["hidden"] > 0.8, attack
         assert accuracy["retrained"] < accuracy["hidden"] - 0.25, attack
-    assert found["hidden"].prototype.forget_accuracy > found["retrained"].prototype.forget_accuracy + 0.1
-    assert found["retrained"].original_bias.forget_accuracy < 0.1  # type: ignore[union-attr]
+    prototype = {name: recovery.hits["prototype"].forget_accuracy for name, recovery in found.items()}
+    assert prototype["hidden"] > prototype["retrained"] + 0.1
+    assert found["retrained"].hits["original_bias"].forget_accuracy < 0.1
     for images in ("forget", "retain"):
         assert all(value == pytest.approx(1) for value in found["hidden"].cka["original"][images].values())
         assert all(value < 0.95 for value in found["retrained"].cka["original"][images].values())
@@ -241,7 +248,7 @@ def test_a_hidden_class_is_found_and_a_class_never_seen_is_not(
 def test_the_prototype_attack_on_a_split_is_the_written_out_one(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
-    depth = depth_of(original, without_three, shots=1000, draws=1, device="cpu", layers=())
+    found = recover_classes(original, without_three, few_shot=FewShot(1000, 1), device="cpu", layers=())
     batches = image_batches(without_three.forget, original.require_preprocessing(), 4096, CPU)
     features = layer_features(original, without_three.forget, CPU)[PENULTIMATE]
     assert len(next(iter(batches(None))).images) == len(features)
@@ -252,22 +259,29 @@ def test_the_prototype_attack_on_a_split_is_the_written_out_one(
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)
     assert without_three.forget_test is not None
-    said = predict(head, without_three.forget_test, CPU)
-    assert depth.prototype.forget_accuracy == pytest.approx(float((said.logits.argmax(dim=1) == 3).float().mean()))
+    logits = predict(head, without_three.forget_test, CPU).logits
+    expected = float((logits.argmax(dim=1) == 3).float().mean())
+    assert found.hits["prototype"].forget_accuracy == pytest.approx(expected)
 
 
-def test_what_was_not_given_is_said_and_not_made_up(original: famr.Classifier, without_three: famr.Splits) -> None:
+def test_attacks_without_their_data_are_missing_with_a_reason(
+    original: famr.Classifier, without_three: famr.Splits
+) -> None:
     bare = replace(without_three, retain=None, test=None, forget_test=None)
-    depth = depth_of(original, bare, draws=2, device="cpu")
-    assert depth.probe is depth.neighbours is depth.best_bias is depth.original_head is None
-    assert depth.cka == {}
-    assert depth.measured_on == "half of the forget set"
-    assert set(depth.not_available) >= {"probe", "best_bias", "original_head", "cka to retrained"}
-    assert depth.prototype.forget_accuracy > 0.8
-    assert depth.prototype.retain_accuracy is None
+    found = recover_classes(original, bare, few_shot=FewShot(5, 2), device="cpu")
+    assert set(found.hits) == {"as_it_is", "prototype"}
+    assert found.to_json()["probe"] is found.to_json()["original_head"] is None
+    assert found.cka == {}
+    assert found.measured_on == "half of the forget set"
+    assert set(found.not_available) >= {"probe", "best_bias", "original_head", "cka to retrained"}
+    assert found.hits["prototype"].forget_accuracy > 0.8
+    assert found.hits["prototype"].retain_accuracy is None
+    one = replace(bare, forget=bare.forget.take(torch.tensor([0])))
+    with pytest.raises(RequestError, match="there is only one"):
+        recover_classes(original, one, device="cpu")
 
 
-def test_depth_is_asked_of_classes(original: famr.Classifier, digits: Data) -> None:
+def test_class_recovery_needs_forgotten_classes(original: famr.Classifier, digits: Data) -> None:
     splits = famr.split(digits, famr.Request(samples=[0, 1, 2]))
     with pytest.raises(RequestError, match="whole forgotten classes"):
-        depth_of(original, splits, device="cpu")
+        recover_classes(original, splits, device="cpu")
