@@ -34,6 +34,7 @@ from famr.baselines import (
 from famr.baselines.base import RunSettings
 from famr.baselines.session import BaselineSession
 from famr.data import Data, Images
+from famr.data.augmentation import Augmentation
 from famr.data.images import PixelCache
 from famr.sisa import train_sisa
 
@@ -113,6 +114,9 @@ def undecodable(images: Images) -> Images:
     return replace(images, decode=decode, cache=PixelCache())
 
 
-def session_of(model: famr.Classifier, splits: famr.Splits) -> BaselineSession:
+def session_of(
+    model: famr.Classifier, splits: famr.Splits, augmentation: Augmentation | None = None
+) -> BaselineSession:
     """What a baseline with seed 2 works with on a CPU."""
-    return BaselineSession("a baseline", model.copy(), splits, RunSettings(2, torch.device("cpu"), "fp32"))
+    settings = RunSettings(2, torch.device("cpu"), "fp32")
+    return BaselineSession("a baseline", model.copy(), splits, settings, augmentation)

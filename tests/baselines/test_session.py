@@ -128,9 +128,9 @@ def test_images_on_the_device_give_the_same_batches(
     without_three: famr.Splits,
     on_device: Callable[[], list[int]],
 ) -> None:
-    decoded = list(session_of(model, fresh(without_three)).forget_batches(50, 3, augmentation))
+    decoded = list(session_of(model, fresh(without_three), augmentation).forget_batches(50, 3))
     sizes = on_device()
-    stored = list(session_of(model, fresh(without_three)).forget_batches(50, 3, augmentation))
+    stored = list(session_of(model, fresh(without_three), augmentation).forget_batches(50, 3))
     assert sizes == [146]
     assert len(stored) == len(decoded) == 3
     for one, other in zip(decoded, stored, strict=True):

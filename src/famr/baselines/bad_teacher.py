@@ -79,5 +79,5 @@ class BadTeacher(WeightBaseline):
             return bad_teacher_loss(session.logits(images), bad_teacher_target(*teachers, forgotten))
 
         for epoch in descent.epochs():
-            for batch in session.mixed_batches(size, epoch, steps.augmentation):
+            for batch in session.mixed_batches(size, epoch):
                 descent.step(loss, batch.images, batch.forgotten)

@@ -88,7 +88,7 @@ class BoundaryShrink(WeightBaseline):
             return boundary_shrink_loss(session.logits(images), labels)
 
         for epoch in descent.epochs():
-            for batch in session.forget_batches(size, epoch, steps.augmentation, labels=nearest):
+            for batch in session.forget_batches(size, epoch, labels=nearest):
                 descent.step(loss, batch.images, batch.labels)
 
     def nearest_classes(self, session: BaselineSession, images: Tensor, labels: Tensor) -> Tensor:

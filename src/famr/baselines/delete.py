@@ -58,5 +58,5 @@ class Delete(WeightBaseline):
             return delete_loss(teacher_logits, session.logits(images), forgotten)
 
         for epoch in descent.epochs():
-            for batch in session.forget_batches(size, epoch, steps.augmentation):
+            for batch in session.forget_batches(size, epoch):
                 descent.step(loss, batch.images)

@@ -47,5 +47,5 @@ class FineTune(WeightBaseline):
             return fine_tune_loss(session.logits(images), labels)
 
         for epoch in descent.epochs():
-            for batch in session.retain_batches(size, epoch, steps.augmentation):
+            for batch in session.retain_batches(size, epoch):
                 descent.step(loss, batch.images, batch.labels)

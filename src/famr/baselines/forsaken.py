@@ -150,7 +150,7 @@ class Forsaken(WeightBaseline):
             return forsaken_loss(logits, rows, values, self.penalty)
 
         for epoch in descent.epochs():
-            for batch in session.forget_batches(size, epoch, steps.augmentation, labels=target):
+            for batch in session.forget_batches(size, epoch, labels=target):
                 descent.step(loss, batch.images, batch.labels)
         with torch.no_grad():
             for name, weight in scale_neurons(start, masks).items():

@@ -49,5 +49,5 @@ class GradientAscent(WeightBaseline):
             return ascent_loss(session.logits(images), labels)
 
         for epoch in descent.epochs():
-            for batch in session.forget_batches(size, epoch, steps.augmentation):
+            for batch in session.forget_batches(size, epoch):
                 descent.step(loss, batch.images, batch.labels)

@@ -62,6 +62,6 @@ class L1Sparse(WeightBaseline):
             return l1_sparse_loss(session.logits(images), labels, parameters, gamma)
 
         for epoch in descent.epochs():
-            for batch in session.retain_batches(size, epoch, steps.augmentation):
+            for batch in session.retain_batches(size, epoch):
                 gamma = torch.full((), self.gamma * (1 - descent.taken / total), device=session.device)
                 descent.step(loss, batch.images, batch.labels, gamma)

@@ -101,5 +101,5 @@ class LabelAnnealing(WeightBaseline):
 
         for epoch in descent.epochs(phase="round"):
             labels = annealed_labels(session.predictions(session.forget).logits.softmax(dim=-1), quotas)
-            for batch in session.mixed_batches(size, epoch, steps.augmentation, labels):
+            for batch in session.mixed_batches(size, epoch, labels):
                 descent.step(loss, batch.images, batch.labels)

@@ -67,5 +67,5 @@ class NegGradPlus(WeightBaseline):
             return neg_grad_plus_loss(retain_logits, retain_labels, forget_logits, forget_labels, self.alpha)
 
         for epoch in descent.epochs():
-            for forget, retain in session.paired_batches(forget_size, size, epoch, steps.augmentation):
+            for forget, retain in session.paired_batches(forget_size, size, epoch):
                 descent.step(loss, retain.images, retain.labels, forget.images, forget.labels)

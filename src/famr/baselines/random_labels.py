@@ -91,5 +91,5 @@ class RandomLabels(WeightBaseline):
             return random_label_loss(session.logits(images), labels)
 
         for epoch in descent.epochs():
-            for batch in session.mixed_batches(size, epoch, steps.augmentation, labels=wrong):
+            for batch in session.mixed_batches(size, epoch, labels=wrong):
                 descent.step(loss, batch.images, batch.labels)

@@ -99,7 +99,7 @@ class SalUn(WeightBaseline):
             return salun_loss(forget_logits, drawn, retain_logits, labels, self.alpha)
 
         for epoch in descent.epochs():
-            for forget, retain in session.paired_batches(forget_size, size, epoch, steps.augmentation, labels=wrong):
+            for forget, retain in session.paired_batches(forget_size, size, epoch, labels=wrong):
                 descent.step(loss, retain.images, retain.labels, forget.images, forget.labels)
 
 

@@ -116,9 +116,9 @@ class Scrub(WeightBaseline):
 
         for epoch in range(1, steps.epochs + 1):
             if epoch <= self.max_epochs:
-                for batch in session.forget_batches(size, epoch, steps.augmentation):
+                for batch in session.forget_batches(size, epoch):
                     descent.step(max_step, batch.images)
                 descent.end(f"max-steps {epoch}")
-            for batch in session.retain_batches(size, epoch, steps.augmentation):
+            for batch in session.retain_batches(size, epoch):
                 descent.step(min_step, batch.images, batch.labels)
             descent.end(f"min-steps {epoch}")

@@ -43,14 +43,15 @@ class MixedBatch(NamedTuple):
 class BaselineSession:
     """One run of a baseline.
 
-    Every batch method gives one pass in a random order that depends on the seed and the epoch alone. Where it takes
-    `labels`, they replace those of the forget images: one row for each image of the forget set, in its order.
+    The methods for batches of an epoch give one pass in a random order that depends on the seed and the epoch alone.
+    Their `labels` replace those of the forget images: one row for each image of the forget set, in its order.
 
     Args:
         method: Name of the baseline, for error messages.
         model: A copy of the original, on the device.
         splits: The request's sets.
         settings: Seed, device and precision.
+        augmentation: Random views of the images in the batches of an epoch; None: the images as they are.
 
     Attributes:
         method: Name of the baseline.
@@ -61,17 +62,26 @@ class BaselineSession:
         device: Where it computes.
         precision: Of the forward passes.
         seed: Of every random draw.
+        augmentation: Random views of the images in the batches of an epoch.
         meter: Seconds and memory so far.
         image_passes: Images that went through a network so far.
         history: One row an epoch or phase.
         facts: What the baseline records about its run, as plain values.
     """
 
-    def __init__(self, method: str, model: Classifier, splits: Splits, settings: RunSettings) -> None:
+    def __init__(
+        self,
+        method: str,
+        model: Classifier,
+        splits: Splits,
+        settings: RunSettings,
+        augmentation: Augmentation | None = None,
+    ) -> None:
         self.method, self.model, self.splits = method, model, splits
         self.forget = splits.forget
         self.retain = splits.forget.take(torch.arange(0)) if splits.retain is None else splits.retain
         self.device, self.precision, self.seed = settings.device, settings.precision, settings.seed
+        self.augmentation = augmentation
         self.meter = CostMeter(settings.device)
         self.image_passes = 0
         self.history: list[BaselineRow] = []
@@ -152,28 +162,24 @@ class BaselineSession:
             self._passes[images, size] = image_batches(images, preprocessing, size, self.device)
         yield from self._passes[images, size](seed)
 
-    def forget_batches(
-        self, size: int, epoch: int, augmentation: Augmentation | None = None, labels: Tensor | None = None
-    ) -> Iterator[Batch]:
+    def forget_batches(self, size: int, epoch: int, labels: Tensor | None = None) -> Iterator[Batch]:
         """One pass over the forget set.
 
         Args:
             size: Images of a batch; the last one may have fewer.
             epoch: Number of the epoch.
-            augmentation: Random views; None: the images as they are.
             labels: Replace those of the forget images.
         """
-        return self._forget_pass(size, epoch_seed(self.seed, epoch), augmentation, labels)
+        return self._forget_pass(size, epoch_seed(self.seed, epoch), labels)
 
-    def retain_batches(self, size: int, epoch: int, augmentation: Augmentation | None = None) -> Iterator[Batch]:
+    def retain_batches(self, size: int, epoch: int) -> Iterator[Batch]:
         """One pass over the retained images, without an incomplete last batch, as in `famr.fit`.
 
         Args:
             size: Images of a batch.
             epoch: Number of the epoch.
-            augmentation: Random views; None: the images as they are.
         """
-        for batch in self.batches(self.retain, size, epoch_seed(self.seed, epoch), augmentation):
+        for batch in self.batches(self.retain, size, epoch_seed(self.seed, epoch), self.augmentation):
             if len(batch.labels) == min(size, len(self.retain)):
                 yield batch
 
@@ -182,7 +188,6 @@ class BaselineSession:
         forget_size: int,
         retain_size: int,
         epoch: int,
-        augmentation: Augmentation | None = None,
         labels: Tensor | None = None,
     ) -> Iterator[tuple[Batch, Batch]]:
         """One pass over the retained images, each batch with one of the forget set, which is repeated as needed.
@@ -191,28 +196,24 @@ class BaselineSession:
             forget_size: Images of a forget batch.
             retain_size: Images of a retain batch.
             epoch: Number of the epoch.
-            augmentation: Random views; None: the images as they are.
             labels: Replace those of the forget images.
 
         Yields:
             A forget batch and a retain batch.
         """
-        forget = self._repeated_forget_passes(forget_size, epoch, augmentation, labels)
-        for retain in self.retain_batches(retain_size, epoch, augmentation):
+        forget = self._repeated_forget_passes(forget_size, epoch, labels)
+        for retain in self.retain_batches(retain_size, epoch):
             yield next(forget), retain
 
-    def mixed_batches(
-        self, size: int, epoch: int, augmentation: Augmentation | None = None, labels: Tensor | None = None
-    ) -> Iterator[MixedBatch]:
+    def mixed_batches(self, size: int, epoch: int, labels: Tensor | None = None) -> Iterator[MixedBatch]:
         """One pass over the retained images, each batch with forget images in the proportion of the two sets.
 
         Args:
             size: Images of a batch, both sets together.
             epoch: Number of the epoch.
-            augmentation: Random views; None: the images as they are.
             labels: Replace those of the forget images.
         """
-        for forget, retain in self.paired_batches(*self._mixed_sizes(size), epoch, augmentation, labels):
+        for forget, retain in self.paired_batches(*self._mixed_sizes(size), epoch, labels):
             images = torch.cat([forget.images, retain.images])
             forgotten = torch.arange(len(images), device=self.device) < len(forget.images)
             yield MixedBatch(images, torch.cat([forget.labels, retain.labels]), forgotten)
@@ -247,19 +248,15 @@ class BaselineSession:
         forget = min(max(1, round(size * share)), len(self.forget))
         return forget, max(1, size - forget)
 
-    def _forget_pass(
-        self, size: int, seed: int, augmentation: Augmentation | None, labels: Tensor | None
-    ) -> Iterator[Batch]:
+    def _forget_pass(self, size: int, seed: int, labels: Tensor | None) -> Iterator[Batch]:
         rows = None if labels is None else labels.to(self.device)
-        for batch in self.batches(self.forget, size, seed, augmentation):
+        for batch in self.batches(self.forget, size, seed, self.augmentation):
             yield batch if rows is None else batch._replace(labels=rows[batch.positions.to(self.device)])
 
-    def _repeated_forget_passes(
-        self, size: int, epoch: int, augmentation: Augmentation | None, labels: Tensor | None
-    ) -> Iterator[Batch]:
+    def _repeated_forget_passes(self, size: int, epoch: int, labels: Tensor | None) -> Iterator[Batch]:
         for repetition in count():
             seed = epoch_seed(epoch_seed(self.seed, epoch) % 2**31, repetition)
-            yield from self._forget_pass(size, seed, augmentation, labels)
+            yield from self._forget_pass(size, seed, labels)
 
     def _augmented(self, images: Images, size: int, seed: int | None, augmentation: Augmentation) -> Iterator[Batch]:
         preprocessing = self.model.require_preprocessing()
@@ -300,7 +297,8 @@ class WeightBaseline(Baseline):
         model.module.to(settings.device).train(self.trains_normalisation)
         used = (splits.forget, splits.retain if self.needs_retain else None)
         preload(used, model.require_preprocessing(), settings.device)
-        session = BaselineSession(self.name, model, splits, settings)
+        steps = getattr(self, "steps", None)
+        session = BaselineSession(self.name, model, splits, settings, None if steps is None else steps.augmentation)
         with session.meter:
             self.change(session)
         model.module.eval().zero_grad()

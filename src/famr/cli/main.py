@@ -16,7 +16,7 @@ from famr.cli import benching, evidence, exporting, listing, reporting, requests
 from famr.cli import options as opt
 from famr.cli.guarding import guarded, show_own_warnings
 from famr.cli.printing import print_json, print_scores, say
-from famr.cli.ranked import parting, require_sharing, speaks
+from famr.cli.ranked import exit_at_once, is_first_process, require_multi_process
 from famr.cli.usage import parsed
 from famr.errors import RequestError
 
@@ -46,7 +46,7 @@ def options_for_all(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,  # noqa: ARG001
 ) -> None:
     """Options that stand before the command."""
-    require_sharing(context.invoked_subcommand)
+    require_multi_process(context.invoked_subcommand)
 
 
 @app.command()
@@ -228,7 +228,7 @@ def forget(
         from famr.cli.certified import run_forget_certified
 
         opt.require_meaning(ctx, opt.REMOVAL.__contains__, "a certified head", "Leave it out.")
-        require_sharing("forget of a certified head")
+        require_multi_process("forget of a certified head")
         asked = opt.request_from(class_, sample, samples, concept, style)
         facts = opt.data_facts(data or "", data_root, label_column, split_seed, by_name=match_labels_by_name)
         run_forget_certified(Path(model), facts, asked, output_dir, overwrite, device, as_json)
@@ -286,7 +286,7 @@ def forget(
             quiet=quiet,
             ranks=ranks,
         )
-    if not speaks():
+    if not is_first_process():
         return
     if as_json:
         print_json(scores.to_json())
@@ -339,8 +339,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows few letters gets their numbers
-    as_json, debug = "--json" in sys.argv and speaks(), "--debug" in sys.argv
+    as_json, debug = "--json" in sys.argv and is_first_process(), "--debug" in sys.argv
     if not debug:
         warnings.showwarning = show_own_warnings
-    with parting():
+    with exit_at_once():
         guarded(parsed(app), as_json=as_json, debug=debug)

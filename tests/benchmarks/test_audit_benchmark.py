@@ -24,13 +24,15 @@ Calls = list[tuple[int, float]]
 
 
 @pytest.fixture
-def shadows(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> benchmark.Shadows:
+def shadows(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> benchmark.ShadowModels:
     """Four shadow models, each an untrained network."""
     few = replace(digits, train=digits.train.take(torch.arange(60)))
-    monkeypatch.setattr(benchmark, "retrained", lambda _start, _images, _training, seed, _folder: small_vit(few, seed))
+    monkeypatch.setattr(
+        benchmark, "trained_model", lambda _start, _images, _training, seed, _folder: small_vit(few, seed)
+    )
     samples = torch.arange(0, 60, 5)
     start: Callable[[int], famr.Classifier] = lambda seed: small_vit(few, seed)  # noqa: E731
-    return benchmark.Shadows(start, few, few.labels[3], samples, famr.Training(), 4, tmp_path / "models")
+    return benchmark.ShadowModels(start, few, few.labels[3], samples, famr.Training(), 4, tmp_path / "models")
 
 
 def unlearning(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[int, float], bool]) -> Calls:
@@ -50,16 +52,16 @@ def unlearning(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[int, float], 
 
 
 def test_every_image_is_in_half_of_the_shadows_and_logits_are_sorted_by_that(
-    shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch
+    shadows: benchmark.ShadowModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlearning(monkeypatch, lambda _seed, _budget: False)
     assert (shadows.has_sample.sum(dim=0) == 2).all()
-    found, wider = shadows.populations("samples", "default")
+    found, wider = shadows.logits("samples", "default")
     assert wider == 0
     for image in range(len(shadows.samples)):
         saw = shadows.has_sample[:, image].tolist()
         logits_of_each = [
-            shadows.answers_of(number, "samples", "default")["samples.trained"][image] for number in range(4)
+            shadows.logits_of(number, "samples", "default")["samples.trained"][image] for number in range(4)
         ]
         inside = [logits for logits, seen in zip(logits_of_each, saw, strict=True) if seen]
         assert found.trained is not None
@@ -70,29 +72,29 @@ def test_every_image_is_in_half_of_the_shadows_and_logits_are_sorted_by_that(
 
 
 def test_a_shadow_that_is_refused_gets_the_wider_budget_and_is_counted(
-    shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch
+    shadows: benchmark.ShadowModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = famr.FAMR().budget
     calls = unlearning(monkeypatch, lambda seed, budget: seed in (1, 2) and budget == own)
-    assert shadows.populations("samples", "default")[1] == 2
-    assert calls == [(0, own), (1, own), (1, benchmark.WIDER), (2, own), (2, benchmark.WIDER), (3, own)]
-    assert shadows.populations("samples", "default")[1] == 2  # from the cached logits
+    assert shadows.logits("samples", "default")[1] == 2
+    assert calls == [(0, own), (1, own), (1, benchmark.WIDER_BUDGET), (2, own), (2, benchmark.WIDER_BUDGET), (3, own)]
+    assert shadows.logits("samples", "default")[1] == 2  # from the cached logits
     assert len(calls) == 6
-    assert shadows.populations("class", "default")[1] == 1  # only shadows 0 and 2 saw the class
+    assert shadows.logits("class", "default")[1] == 1  # only shadows 0 and 2 saw the class
     assert [seed for seed, _ in calls[6:]] == [0, 2, 2]
 
 
 def test_a_wider_budget_is_not_tried_for_a_method_of_fixed_strength(
-    shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch
+    shadows: benchmark.ShadowModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = unlearning(monkeypatch, lambda _seed, _budget: True)
     with pytest.raises(GateError):
-        shadows.populations("samples", "paper")
+        shadows.logits("samples", "paper")
     assert len(calls) == 1
 
 
 def test_a_run_that_is_stopped_loses_one_shadow_at_most(
-    shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch
+    shadows: benchmark.ShadowModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(seed: int, _budget: float) -> bool:
         if seed == 2:
@@ -101,56 +103,56 @@ def test_a_run_that_is_stopped_loses_one_shadow_at_most(
 
     unlearning(monkeypatch, stop)
     with pytest.raises(KeyboardInterrupt):
-        shadows.populations("samples", "default")
+        shadows.logits("samples", "default")
     calls = unlearning(monkeypatch, lambda _seed, _budget: False)
-    shadows.populations("samples", "default")
+    shadows.logits("samples", "default")
     assert [seed for seed, _ in calls] == [2, 3]
-    shadows.populations("samples", "paper")  # another method starts anew, and keeps the first one's logits
-    shadows.populations("samples", "default")
+    shadows.logits("samples", "paper")  # another method starts anew, and keeps the first one's logits
+    shadows.logits("samples", "default")
     assert [seed for seed, _ in calls] == [2, 3, 0, 1, 2, 3]
 
 
 def test_each_shadow_is_trained_once_and_its_logits_serve_on_another_machine(
-    shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    shadows: benchmark.ShadowModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each is trained once for all that it has to unlearn; its logits alone are copied elsewhere."""
     trained: list[int] = []
-    network = benchmark.retrained
+    network = benchmark.trained_model
 
     def noted(start: Any, images: Any, training: Any, seed: int, folder: Path) -> famr.Classifier:
         trained.append(seed - 100)
         return network(start, images, training, seed, folder)
 
-    monkeypatch.setattr(benchmark, "retrained", noted)
+    monkeypatch.setattr(benchmark, "trained_model", noted)
     calls = unlearning(monkeypatch, lambda seed, _budget: seed == 1)  # every unlearning of this one fails
-    wanted = [(kind, method) for kind in ("class", "samples") for method in ("default", "paper")]
-    shadows.prepare(wanted, [2])
+    unlearnings = [(kind, method) for kind in ("class", "samples") for method in ("default", "paper")]
+    shadows.prepare(unlearnings, [2])
     assert trained == [2]
-    shadows.prepare(wanted)
+    shadows.prepare(unlearnings)
     assert sorted(trained) == [0, 1, 2, 3]
     trained.sort()
-    own, wider = famr.FAMR().budget, benchmark.WIDER
+    own, wider = famr.FAMR().budget, benchmark.WIDER_BUDGET
     paper = famr.FAMR.paper().budget
     once = {number: [own, paper, own, paper] for number in (0, 2)}  # a class and samples, each in two ways
     assert [budget for seed, budget in calls if seed in once] == 2 * once[0]
     assert [budget for seed, budget in calls if seed == 1] == [own, wider, paper]  # it never saw the class
     unlearning(monkeypatch, lambda _seed, _budget: False)
-    shadows.prepare(wanted)
+    shadows.prepare(unlearnings)
     assert trained == [0, 1, 2, 3, 1]  # the one that had failed
     shadows.models.rename(tmp_path / "carried")
     monkeypatch.setattr(shadows, "models", tmp_path / "carried")
-    for kind, method in wanted:
-        shadows.populations(kind, method)
+    for kind, method in unlearnings:
+        shadows.logits(kind, method)
     assert trained == [0, 1, 2, 3, 1]
 
 
 def test_a_cell_that_fails_is_recorded_and_shown_with_its_reason(
-    shadows: benchmark.Shadows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    shadows: benchmark.ShadowModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     unlearning(monkeypatch, lambda _seed, _budget: True)
     splits = famr.split(shadows.data, famr.Request(samples=shadows.samples.tolist()))
     model = small_vit(shadows.data)
-    cell = benchmark.kept_cell(model, [model], splits, shadows, "samples", "default")
+    cell = benchmark.cell_or_error(model, [model], splits, shadows, "samples", "default")
     assert cell == {"error": "GateError: No strength forgets within the budget of 0.05."}
     facts = {"benchmark": "audit", "data": "digits", "model": "tiny", "training": {"epochs": 1, "batch_size": 2}}
     results = Results(tmp_path / "audit.json", {**facts, "references": 1, "shadows": 4, "shadow_epochs": 1})
@@ -169,7 +171,7 @@ def test_the_page_says_how_many_shadows_had_a_wider_budget_and_the_figure_has_a_
     gate = {"name": "a_gate", "threshold": 0.1, "allowed": 0.1, "figures": {"unlearned": figure}}
     bars = benchmark.histogram(torch.rand(40))
     logits = torch.randn(4, 30, 5, generator=torch.Generator().manual_seed(0))
-    roc = benchmark.curve_of(logits, logits.flip(0) + 1, torch.arange(30) % 5)
+    roc = benchmark.roc_points(logits, logits.flip(0) + 1, torch.arange(30) % 5)
     cell = {
         "method": "default",
         "audit": {"verdicts": {"unlearned": "fail"}, "checks": [{**gate, "verdicts": {"unlearned": "fail"}}]},

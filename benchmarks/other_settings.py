@@ -1,12 +1,12 @@
-"""The default method, nothing retuned, on other images and on another kind of network, each with its retraining.
+"""The default method, not retuned, on other images and on another kind of network, each with its retraining.
 
-    python -m benchmarks.elsewhere --setting tiny_imagenet-vit_tiny --data DIR --weights FILE \
+    python -m benchmarks.other_settings --setting tiny_imagenet-vit_tiny --data DIR --weights FILE \
         --output benchmarks/results/tiny_imagenet-vit_tiny.json
-    python -m benchmarks.elsewhere --setting cifar100-resnet18 --data DIR \
+    python -m benchmarks.other_settings --setting cifar100-resnet18 --data DIR \
         --output benchmarks/results/cifar100-resnet18.json
 
-ViT-Ti begins with ImageNet weights. The ResNet (BatchNorm) begins with random ones and sees 64 px.
-One test image in five is shown to the method (for the temperature); the others are scored.
+ViT-Ti starts from ImageNet weights, the ResNet (BatchNorm) from random ones, with images of 64 px. Methods may see one
+test image in five (for the temperature); the other ones are scored.
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import famr
-from benchmarks.cells import Case, Results, drawn_classes, log, one_in_five, train_original, usual_arguments, vit_tiny
-from benchmarks.paper_cifar100 import CLASS_SEED
+from benchmarks.cells import (
+    CLASS_SEED,
+    Case,
+    Results,
+    Start,
+    calibration_images,
+    open_parquet,
+    parser_for,
+    train_original,
+    vit_tiny,
+)
 from benchmarks.references import reference
+from famr.bench.tasks import drawn_classes
 from famr.data.transforms import Preprocessing
 
 PIXELS = 64
@@ -32,17 +42,17 @@ class Setting:
     data: str
     model: str
     training: famr.Training
-    start: Callable[[Path | None, tuple[str, ...]], Callable[[int], famr.Classifier]]
+    start: Callable[[Path | None, tuple[str, ...]], Start]
 
 
-def pretrained(weights: Path | None, labels: tuple[str, ...]) -> Callable[[int], famr.Classifier]:
+def pretrained(weights: Path | None, labels: tuple[str, ...]) -> Start:
     """ViT-Ti with ImageNet weights."""
     if weights is None:
         raise SystemExit("This setting needs --weights.")
     return vit_tiny(weights, labels)
 
 
-def resnet18(_weights: Path | None, labels: tuple[str, ...]) -> Callable[[int], famr.Classifier]:
+def resnet18(_weights: Path | None, labels: tuple[str, ...]) -> Start:
     """ResNet-18 with random weights, for small images."""
     small = Preprocessing((PIXELS, PIXELS), (PIXELS, PIXELS), (0.5,) * 3, (0.5,) * 3)
 
@@ -70,13 +80,13 @@ SETTINGS = {
 
 
 def main() -> None:
-    parser = usual_arguments(__doc__, "data set's", weights_required=False)
+    parser = parser_for(__doc__, "data set's", weights_required=False)
     parser.add_argument("--setting", required=True, choices=list(SETTINGS))
     parser.add_argument("--classes", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments = parser.parse_args()
     setting = SETTINGS[arguments.setting]
-    data = famr.open_data(f"parquet:{arguments.data}", label_column="label")
+    data = open_parquet(arguments.data)
     start = setting.start(arguments.weights, data.labels)
     facts = {
         "benchmark": arguments.setting,
@@ -86,7 +96,7 @@ def main() -> None:
         "class_seed": CLASS_SEED,
     }
     results = Results(arguments.output, facts)
-    shown = one_in_five(data.test)
+    calibration = calibration_images(data.test)
     for seed in arguments.seeds:
         original = train_original(start, data, setting.training, seed, results, arguments.models)
         for name in drawn_classes(data.labels, arguments.classes, CLASS_SEED):
@@ -95,13 +105,9 @@ def main() -> None:
                 continue
             splits = famr.split(data, request)
             retrained = reference(start, splits, setting.training, seed, arguments.models)
-            case = Case.with_test_apart(original, retrained, splits, shown)
+            case = Case.with_calibration(original, retrained, splits, calibration)
             for label, method in METHODS.items():
-                try:
-                    results.add(case.forget(label, method, seed, track=False))
-                except famr.FamrError as error:
-                    log(f"{label}: {error}")
-                    results.add({"name": label, "request": request.to_json(), "seed": seed, "error": error.what})
+                results.add(case.forget_or_error(label, method, seed))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`famr` run in this very process, or in a child that something happens to; and what this process holds on to."""
+"""`famr` commands in this process, or in a child process that is killed or limited; memory and open files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from famr.storage.locks import lock, release_all
 
 
 class Ended(NamedTuple):
-    """How a command ended: its exit code, negative for a signal, and what it said to people."""
+    """How a command ended: its exit code, negative for a signal, and its standard error."""
 
     code: int
     err: str
 
 
-def in_process(command: list[str]) -> Ended:
-    """Run a command here, so that whatever it does not give back stays with us."""
+def run_in_process(command: list[str]) -> Ended:
+    """Run a command in this process, so that whatever it does not free can be counted."""
     err = io.StringIO()
     before, sys.argv = sys.argv, ["famr", *command]
     try:
@@ -41,55 +41,55 @@ def in_process(command: list[str]) -> Ended:
     return Ended(code, err.getvalue())
 
 
-def forked(
+def run_in_child(
     command: list[str],
     number: signal.Signals | None = None,
     after: float = 0.0,
     *,
     limit: tuple[int, int] | None = None,
 ) -> Ended:
-    """Run a command in a child; send it a signal after some seconds, or limit one of its resources.
+    """Run a command in a child process, without the time that imports take.
 
-    The child keeps a state after every epoch, so that there is something to go on from.
+    A signal is sent after some seconds, or one resource is limited. The child saves its state after every epoch.
     """
     sys.stdout.flush()
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as err:
         child = os.fork()
         if child == 0:
-            _act(command, said.fileno(), limit)
+            _child(command, err.fileno(), limit)
         if number is not None:
             time.sleep(after)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, number)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        said.seek(0)
-        return Ended(code, said.read())
+        err.seek(0)
+        return Ended(code, err.read())
 
 
-def _act(command: list[str], said: int, limit: tuple[int, int] | None) -> None:
-    """What a child does; it never returns."""
+def _child(command: list[str], err: int, limit: tuple[int, int] | None) -> None:
+    """Run the command and exit; it never returns."""
     code = 1
     try:
         ResumeState.due = lambda _self: True  # type: ignore[method-assign,assignment]
         if limit is not None:
             resource.setrlimit(limit[0], (limit[1], resource.RLIM_INFINITY))
-        ended = in_process(command)
+        ended = run_in_process(command)
         code = ended.code
         with contextlib.suppress(OSError):
-            os.write(said, ended.err.encode())
+            os.write(err, ended.err.encode())
     finally:
         os._exit(code)
 
 
 @contextlib.contextmanager
-def held_by_another(place: Path) -> Iterator[None]:
-    """Another process has claimed an output place, and gives it back afterwards."""
-    ready, told = os.pipe()
+def locked_by_another(output: Path) -> Iterator[None]:
+    """Another process holds the lock of an output path."""
+    ready, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        lock(place)
-        os.write(told, b"x")
+        lock(output)
+        os.write(write_end, b"x")
         signal.sigwait([signal.SIGTERM])
         release_all()
         os._exit(0)
@@ -100,10 +100,10 @@ def held_by_another(place: Path) -> Iterator[None]:
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
         os.close(ready)
-        os.close(told)
+        os.close(write_end)
 
 
-def memory() -> int:
+def resident_bytes() -> int:
     """Bytes of this process that are in memory."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize()
