@@ -30,8 +30,8 @@ import torch
 import famr
 from benchmarks.cells import Results, log
 from benchmarks.soaking import Ended, forked, held_by_another, in_process, memory, open_files
-from famr.storage.claims import lock_file
 from famr.storage.digests import check_complete, file_digest, folder_digests
+from famr.storage.locks import lock_file
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
 TRAINING = famr.Training(epochs=4, batch_size=64, learning_rate=3e-3)

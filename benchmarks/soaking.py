@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from famr.cli.main import main as famr_command
 from famr.runs.resume import ResumeState
-from famr.storage.claims import claim, release_all
+from famr.storage.locks import lock, release_all
 
 
 class Ended(NamedTuple):
@@ -88,7 +88,7 @@ def held_by_another(place: Path) -> Iterator[None]:
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        claim(place)
+        lock(place)
         os.write(told, b"x")
         signal.sigwait([signal.SIGTERM])
         release_all()

@@ -16,14 +16,14 @@ from conftest import Outcome
 from fake_desk import DAY, ask, begin
 from famr.cli import main as cli
 from famr.cli.guarding import guarded
-from famr.desk.records import all_requests, close
+from famr.desk.records import all_requests, close_request
 from famr.desk.scope import Scope
 from famr.desk.workspace import open_workspace
 from famr.provenance import ledger as books
 from famr.provenance.keys import read_private, write_pair
 from famr.provenance.ledger import append, open_ledger, read_ledger
 from famr.runs.folder import read_unlearning
-from famr.storage.places import found, recorded
+from famr.storage.portable_paths import from_portable, to_portable
 from fault_table import fault, seen, told
 from small import QUICK, save_pictures, save_small
 
@@ -71,12 +71,12 @@ def test_a_clock_that_goes_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @fault(49)
 def test_a_request_that_is_closed_before_it_came(tmp_path: Path) -> None:
-    hands = begin(tmp_path)
-    ask(tmp_path, hands, Scope(classes=("a",)))
-    ask(tmp_path, hands, Scope(classes=("b",)))
+    backend = begin(tmp_path)
+    ask(tmp_path, backend, Scope(classes=("a",)))
+    ask(tmp_path, backend, Scope(classes=("b",)))
     with open_workspace(tmp_path) as desk:
-        with desk.change() as rows:
-            close(rows, 1, "done", DAY.replace(year=DAY.year - 1), "")
+        with desk.transaction() as rows:
+            close_request(rows, 1, "done", DAY.replace(year=DAY.year - 1), "")
         with pytest.warns(UserWarning, match="R-0001 was closed on .*, before it was received .*: a clock was wrong"):
             found = all_requests(desk)
     assert [record.id for record in found] == ["R-0001", "R-0002"]
@@ -212,10 +212,10 @@ def test_places_that_have_nothing_in_common_with_the_run_leave_their_last_name(
         (tmp_path / "mnt/faces", "folder:{elsewhere}/faces"),
         (tmp_path / "home/ada/faces", "folder:{run}/../../faces"),
     ):
-        assert recorded(f"folder:{place}", run) == told_as
-        assert found(told_as, run) == (None if "elsewhere" in told_as else f"folder:{place}")
+        assert to_portable(f"folder:{place}", run) == told_as
+        assert from_portable(told_as, run) == (None if "elsewhere" in told_as else f"folder:{place}")
     for name in ("digits", "timm:vit_tiny_patch16_224", "hf:nobody/nothing", "torchvision:CIFAR10"):
-        assert recorded(name, run) == found(name, run) == name
+        assert to_portable(name, run) == from_portable(name, run) == name
 
 
 def test_a_run_whose_data_lay_elsewhere_asks_for_it(

@@ -13,7 +13,7 @@ from famr.baselines.untrained import untrained
 from famr.data.splits import Splits
 from famr.engine.devices import Precision
 from famr.models import Classifier
-from famr.sisa.plan import shown
+from famr.sisa.plan import images_per_epoch
 from famr.training import Training, fit
 
 
@@ -49,5 +49,5 @@ class Retrain(Alternative):
             trained = fit(start, splits.retain, training, seed=seed, device=str(device))
         model = replace(original, module=trained.model.module)
         history = tuple(Row(f"epoch {row.epoch}", row.step, row.loss, row.seconds) for row in trained.history)
-        passes = training.epochs * shown(len(splits.retain), training.batch_size)
+        passes = training.epochs * images_per_epoch(len(splits.retain), training.batch_size)
         return Made(model, trained.seconds, passes, meter.peak_memory, history)

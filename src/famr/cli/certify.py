@@ -20,7 +20,7 @@ from famr.data.request import Request
 from famr.errors import CheckpointError, GateError, RequestError
 from famr.models import load_model
 from famr.runs.folder import add_to_run
-from famr.storage.places import with_found_places
+from famr.storage.portable_paths import with_local_paths
 from famr.unlearn.result import Unlearned
 from famr.unlearn.sketch import Sketch
 
@@ -112,7 +112,7 @@ def compute_certificate(
 
 def _certify_retraining(run: Path, moved: MovedOptions) -> Certificate:
     model = load_model(str(run))
-    record = with_found_places(json.loads((run / "training/run.json").read_text(encoding="utf-8")), run)
+    record = with_local_paths(json.loads((run / "training/run.json").read_text(encoding="utf-8")), run)
     if record["without"] is None:
         raise RequestError(
             "This model was trained on everything and has forgotten nothing.",

@@ -15,8 +15,8 @@ from famr.config import FAMR
 from famr.data import Data, Images
 from famr.data.request import Request
 from famr.desk.duplicates import Fingerprint, fingerprints
-from famr.desk.lineage import Look
-from famr.desk.scope import Sample
+from famr.desk.lookup import Sample
+from famr.desk.recheck import Measurement
 from famr.engine.devices import pick_device
 from famr.engine.inference import predict
 from famr.metrics.forgetting import correct, cross_entropy
@@ -37,7 +37,7 @@ class RealHands:
         """The training data, with the class names of the model."""
         return _opened(self.model, tuple(sorted(self.facts.items())))
 
-    def prints(self) -> Sequence[Fingerprint]:
+    def fingerprints(self) -> Sequence[Fingerprint]:
         """The fingerprints of the training images."""
         return _prints(self.model, tuple(sorted(self.facts.items())))
 
@@ -69,18 +69,18 @@ class RealHands:
             quiet=self.quiet,
         )
 
-    def look(self, model: str, asked: Mapping[int, Sequence[Sample]]) -> dict[int, Look]:
+    def measure(self, model: str, samples: Mapping[int, Sequence[Sample]]) -> dict[int, Measurement]:
         """How a model answers the images of each request that are still in the data."""
         classifier, data, place = load_model(model), self.data(), pick_device(self.device)
         looks = {}
-        for number, samples in asked.items():
-            images = _images_of(data, samples)
+        for number, found in samples.items():
+            images = _images_of(data, found)
             if len(images) == 0 or not images.labelled:
-                looks[number] = Look(len(images), None, None)
+                looks[number] = Measurement(len(images), None, None)
                 continue
             said = predict(classifier, images, place)
             right = float(correct(said.logits, said.targets).mean())
-            looks[number] = Look(len(images), right, float(cross_entropy(said.logits, said.targets).mean()))
+            looks[number] = Measurement(len(images), right, float(cross_entropy(said.logits, said.targets).mean()))
         return looks
 
 

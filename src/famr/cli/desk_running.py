@@ -9,15 +9,17 @@ from pathlib import Path
 from famr.cli.desk_hands import RealHands
 from famr.cli.printing import print_json, say, visible
 from famr.config import FAMR
-from famr.desk.dates import today
-from famr.desk.describing import chain_told, compared, looked_back, summary
-from famr.desk.records import all_requests, answered_by, jobs, samples_of
-from famr.desk.running import Manner, run_requests
+from famr.desk.deadlines import today
+from famr.desk.records import all_requests, jobs, requests_of, samples_of
+from famr.desk.running import RunOptions, run_requests
+from famr.desk.summaries import chain_status, recheck, recheck_after, request_summary
 from famr.desk.workspace import open_workspace
 from famr.errors import GateError, RequestError
 
 
-def manner_of(paper: bool, settings: Path | None, seed: int, include_duplicates: bool, beyond_budget: bool) -> Manner:
+def manner_of(
+    paper: bool, settings: Path | None, seed: int, include_duplicates: bool, beyond_budget: bool
+) -> RunOptions:
     """How runs are to be made; bad settings fail here, before anything is planned."""
     method = FAMR.paper() if paper else FAMR()
     if settings is not None:
@@ -31,11 +33,11 @@ def manner_of(paper: bool, settings: Path | None, seed: int, include_duplicates:
             raise RequestError(
                 "The method's settings cannot be read.", where=str(settings), fix="Give a JSON object, as in run.json."
             ) from error
-    return Manner(method.to_json(), seed, include_duplicates, beyond_budget)
+    return RunOptions(method.to_json(), seed, include_duplicates, beyond_budget)
 
 
 def carry_out(
-    workspace: Path, ids: Sequence[str] | None, manner: Manner, device: str, quiet: bool, as_json: bool
+    workspace: Path, ids: Sequence[str] | None, manner: RunOptions, device: str, quiet: bool, as_json: bool
 ) -> None:
     """Carry out requests, tell what came of it, and fail where something that was forgotten came back."""
     with open_workspace(workspace) as desk:
@@ -45,12 +47,12 @@ def carry_out(
         made = [
             (
                 str(desk.run_folder(job)),
-                [summary(desk, each) for each in answered_by(desk, job)],
-                looked_back(desk, job),
+                [request_summary(desk, each) for each in requests_of(desk, job)],
+                recheck_after(desk, job),
             )
             for job in outcome.jobs
         ]
-        chain = chain_told(desk)
+        chain = chain_status(desk)
     if as_json:
         runs = [{"run": folder, "requests": done, "earlier": earlier} for folder, done, earlier in made]
         print_json({"runs": runs, "nothing_to_do": list(outcome.nothing_to_do), "chain": chain})
@@ -77,8 +79,8 @@ def look_back(workspace: Path, model: str | None, device: str, as_json: bool) ->
             raise RequestError("No request is done yet.", where=str(workspace), fix="famr request run ID")
         hands = RealHands(desk.settings.model, desk.settings.data, device)
         last = jobs(desk, "done")[-1].number
-        looks = hands.look(model or desk.model_after(last), {number: samples_of(desk, number) for number in done})
-        found = compared(desk, looks)
+        looks = hands.measure(model or desk.model_after(last), {number: samples_of(desk, number) for number in done})
+        found = recheck(desk, looks)
     if as_json:
         print_json({id_: {"verdict": verdict, "says": says} for id_, (verdict, says) in found.items()})
     else:

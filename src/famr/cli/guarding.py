@@ -22,7 +22,7 @@ import typer
 from famr.cli.printing import Result, print_json, say
 from famr.errors import FamrError, NumericsError, RequestError, is_out_of_memory
 from famr.extras import require_extra
-from famr.storage.claims import release_all
+from famr.storage.locks import release_all
 
 INTERRUPTED = 130
 EXTRAS = {

@@ -58,11 +58,11 @@ def new(
 ) -> None:
     """Record a request and look for what it names. The same request twice is one; nothing is forgotten yet."""
     from famr.cli.desk_hands import RealHands
-    from famr.desk.dates import one_month_after, read_date, today
-    from famr.desk.describing import summary
-    from famr.desk.lineage import Budget
-    from famr.desk.records import forgotten_so_far, samples_of, submit
-    from famr.desk.scope import resolve
+    from famr.desk.chain import Budget
+    from famr.desk.deadlines import one_month_after, read_date, today
+    from famr.desk.lookup import find_samples
+    from famr.desk.records import forgotten_so_far, samples_of, submit_request
+    from famr.desk.summaries import request_summary
     from famr.desk.workspace import FILE, Settings, create_workspace, open_workspace
     from famr.errors import RequestError
 
@@ -89,9 +89,9 @@ def new(
             )
         hands = RealHands(desk.settings.model, desk.settings.data)
         _require_known(scope, hands)
-        found = resolve(scope, hands.data(), forgotten_so_far(desk), hands.prints, hands.file_of)
-        record, is_new = submit(desk, scope, found, came, until)
-        told = {**summary(desk, record.number), "status": record.status, "note": record.note, "new": is_new}
+        found = find_samples(scope, hands, forgotten_so_far(desk))
+        record, is_new = submit_request(desk, scope, found, came, until)
+        told = {**request_summary(desk, record.number), "status": record.status, "note": record.note, "new": is_new}
         missing = [each.asked for each in samples_of(desk, record.number) if each.state == "not found"]
     if as_json:
         print_json({**told, "names_not_found": missing})
@@ -142,19 +142,19 @@ def _absolute(spec: str) -> str:
 def list_requests(workspace: Place = HERE, as_csv: AsCsv = False, as_json: opt.AsJson = False) -> None:
     """Every request with its status and deadline, and what the chain of runs has cost."""
     from famr.cli.desk_printing import print_table
-    from famr.desk.dates import due, today
-    from famr.desk.describing import chain_told, summary
+    from famr.desk.deadlines import time_left, today
     from famr.desk.records import all_requests
+    from famr.desk.summaries import chain_status, request_summary
     from famr.desk.workspace import open_workspace
     from famr.report.escaping import as_csv as csv_of
 
     with open_workspace(workspace) as desk:
-        told = chain_told(desk)
+        told = chain_status(desk)
         entries = []
         for record in all_requests(desk):
-            left = "" if record.is_closed else due(record.deadline, today())
+            left = "" if record.is_closed else time_left(record.deadline, today())
             extra = {"status": record.status, "due": left, "note": record.note}
-            entries.append({**summary(desk, record.number), **extra})
+            entries.append({**request_summary(desk, record.number), **extra})
     columns = ["id", "status", "received", "deadline", "due", "asks", "found", "not_found", "forgotten_before", "note"]
     if as_json:
         print_json({"requests": entries, "chain": told})
@@ -176,14 +176,14 @@ def show(id_: Id, workspace: Place = HERE, as_csv: AsCsv = False, as_json: opt.A
     from dataclasses import asdict
 
     from famr.cli.desk_printing import print_table
-    from famr.desk.describing import looked_back, summary
     from famr.desk.records import duplicates_of, find_request, job_of, samples_of
+    from famr.desk.summaries import recheck_after, request_summary
     from famr.desk.workspace import open_workspace
     from famr.report.escaping import as_csv as csv_of
 
     with open_workspace(workspace) as desk:
         record = find_request(desk, id_)
-        told = {**summary(desk, record.number), "status": record.status, "note": record.note}
+        told = {**request_summary(desk, record.number), "status": record.status, "note": record.note}
         job = job_of(desk, record.number)
         folder = None if job is None else desk.run_folder(job)
         found = samples_of(desk, record.number)
@@ -191,7 +191,7 @@ def show(id_: Id, workspace: Place = HERE, as_csv: AsCsv = False, as_json: opt.A
         own = {each.id for each in found}
         classes = bool(record.scope.classes)
         copies = [each for each in copies if classes or each.forgotten in own]
-        earlier = {} if job is None else looked_back(desk, job)
+        earlier = {} if job is None else recheck_after(desk, job)
     columns = ["asked", "state", "id", "images", "similarity"]
     rows = [[each.asked, each.state, each.id, each.images, each.similarity] for each in found]
     if as_json:

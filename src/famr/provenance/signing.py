@@ -18,7 +18,7 @@ from famr.provenance.statement import ENVELOPE, PAYLOAD_TYPE, Facts, as_shown, f
 from famr.provenance.verifying import changes
 from famr.runs.folder import atomic_file
 from famr.storage.digests import COMPLETE, seal_without
-from famr.storage.litter import sweep_inside
+from famr.storage.leftovers import sweep_inside
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

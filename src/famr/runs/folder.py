@@ -14,10 +14,10 @@ from famr.data.request import Request
 from famr.data.splits import EarlierRequest
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.models import Classifier
-from famr.storage.claims import locked
 from famr.storage.digests import COMPLETE, check_complete, seal, seal_without
-from famr.storage.litter import sweep_inside
-from famr.storage.places import with_found_places, with_recorded_places
+from famr.storage.leftovers import sweep_inside
+from famr.storage.locks import locked
+from famr.storage.portable_paths import with_local_paths, with_portable_paths
 from famr.storage.space import require_space
 from famr.storage.staging import atomic_file as atomic_file
 from famr.storage.staging import atomic_folder as atomic_folder
@@ -95,7 +95,7 @@ def write_run(
             if content is not None:
                 write_json(folder / section / name, content)
         write_lines(folder / section / "history.jsonl", history)
-        write_json(folder / section / "run.json", with_recorded_places(run, target))
+        write_json(folder / section / "run.json", with_portable_paths(run, target))
         (folder / "README.md").write_text(card, encoding="utf-8")
     return target
 
@@ -152,7 +152,7 @@ def read_unlearning(folder: Path) -> tuple[Request, dict[str, Any]]:
     try:
         request = json.loads((folder / "unlearning/request.json").read_text(encoding="utf-8"))
         run = json.loads((folder / "unlearning/run.json").read_text(encoding="utf-8"))
-        return Request.from_json(request), with_found_places(run, folder)
+        return Request.from_json(request), with_local_paths(run, folder)
     except FileNotFoundError as error:
         kind = next((words for mark, words in OTHER_FOLDERS.items() if (folder / mark).is_file()), "")
         raise CheckpointError(

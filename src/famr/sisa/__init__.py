@@ -1,1 +1,1 @@
-"""SISA: exact removal by retraining the shards that saw the data."""
+"""SISA: exact removal by retraining the shards that were trained on the data [Bourtoule et al. 2021]."""

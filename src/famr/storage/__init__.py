@@ -1,1 +1,1 @@
-"""What is written is whole, synced, ours alone while it is written, and never behind a link."""
+"""Output files: written whole or not at all, synced to the disk, locked meanwhile, never written through a link."""

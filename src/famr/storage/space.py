@@ -1,4 +1,4 @@
-"""Is there room for the output? Asked before the work, and again before the writing."""
+"""Free disk space: checked before the work, and again before the output is written."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from pathlib import Path
 
 from famr.errors import StorageError
 
-SPARE = 2
-"""Twice the weights: the records, and what a library writes beside a file before it renames it."""
-SMALLEST = 1 << 20
-WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
+SPACE_FACTOR = 2
+"""Twice the weights: room for the records, and for the copy that a library writes before it renames it."""
+MINIMUM_BYTES = 1 << 20
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 
 
 def require_space(target: Path, weights: int) -> None:
-    """Refuse a file system without room for twice these bytes of weights."""
-    needed = SPARE * weights + SMALLEST
-    folder = next(place for place in target.absolute().parents if place.exists())
+    """Refuse a file system with less free space than twice the weights and 1 MiB.
+
+    Args:
+        target: The output path; it need not exist.
+        weights: Size of the weights to be written, in bytes.
+
+    Raises:
+        StorageError: There is less free space.
+    """
+    needed = SPACE_FACTOR * weights + MINIMUM_BYTES
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StorageError(
@@ -28,10 +36,17 @@ def require_space(target: Path, weights: int) -> None:
 
 
 def size_of_weights(inputs: Iterable[str | Path | None]) -> int:
-    """The bytes of the largest weights among the inputs of a run; 0 where none of them is a local file."""
-    places = [Path(str(given).rpartition(":")[2]) for given in inputs if given]
-    folders = [sum(file.stat().st_size for file in place.glob("*.safetensors")) for place in places]
-    files = [place.stat().st_size for place in places if place.suffix in WEIGHTS and place.is_file()]
+    """Bytes of the largest weights among the inputs of a run.
+
+    Args:
+        inputs: Models and data, as paths or `kind:path`.
+
+    Returns:
+        0 where none of them is a local file or a folder of safetensors files.
+    """
+    paths = [Path(str(spec).rpartition(":")[2]) for spec in inputs if spec]
+    folders = [sum(file.stat().st_size for file in path.glob("*.safetensors")) for path in paths]
+    files = [path.stat().st_size for path in paths if path.suffix in WEIGHT_SUFFIXES and path.is_file()]
     return max([*folders, *files], default=0)
 
 
