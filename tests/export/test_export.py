@@ -224,7 +224,7 @@ def test_bad_calls_are_refused_and_write_nothing(
     cases: list[tuple[tuple[object, ...], int, str]] = [
         ((unlearned_run, "--format", "coreml"), 2, "Unknown format 'coreml'"),
         ((tmp_path / "gone",), 2, "no such run folder"),
-        ((tmp_path / "taken",), 4, "no finished run"),
+        ((tmp_path / "taken",), 4, "not a finished run"),
         ((original_run,), 2, "forgotten nothing"),
         ((unlearned_run, "--output-dir", tmp_path / "taken"), 2, "exists already"),
         ((unlearned_run, "--output-dir", tmp_path / "taken", "--overwrite"), 2, "did not write"),

@@ -20,8 +20,8 @@ from famr.desk.records import all_requests, close_request
 from famr.desk.scope import Scope
 from famr.desk.workspace import open_workspace
 from famr.provenance import ledger as books
-from famr.provenance.keys import read_private, write_pair
-from famr.provenance.ledger import append, open_ledger, read_ledger
+from famr.provenance.keys import read_private_key, write_key_pair
+from famr.provenance.ledger import append_entry, open_ledger, read_ledger
 from famr.runs.folder import read_unlearning
 from famr.storage.portable_paths import from_portable, to_portable
 from fault_table import fault, seen, told
@@ -52,16 +52,16 @@ def test_a_device_that_is_not_there(run: Command, tmp_path: Path) -> None:
 
 @fault(49)
 def test_a_clock_that_goes_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_pair(tmp_path / "key")
-    key = read_private(tmp_path / "key")
+    write_key_pair(tmp_path / "key")
+    key = read_private_key(tmp_path / "key")
     times = iter(["2031-01-01T00:00:00Z", "2030-01-01T00:00:00Z", "2029-01-01T00:00:00Z"])
-    monkeypatch.setattr(books, "now", lambda: next(times))
+    monkeypatch.setattr(books, "utc_now", lambda: next(times))
     open_ledger(tmp_path / "ledger", key)
     warning = "Entry 1 of the ledger is dated 2030-01-01T00:00:00Z, before entry 0 .*: a clock was wrong"
     with pytest.warns(UserWarning, match=warning):
-        append(tmp_path / "ledger", b"first", {}, key)
+        append_entry(tmp_path / "ledger", b"first", {}, key)
     with pytest.warns(UserWarning, match=warning):
-        whole = append(tmp_path / "ledger", b"second", {}, key)
+        whole = append_entry(tmp_path / "ledger", b"second", {}, key)
     assert [entry["seq"] for entry in whole.entries] == [0, 1, 2]
     assert whole.seq_of(b"second") == 2
     with pytest.warns(UserWarning, match=warning):
@@ -162,7 +162,7 @@ def marked(tmp_path: Path, run: Command) -> Path:
     assert run("evaluate", out, "--json", "--device", "cpu").code == 0
     assert run("certify", out, "--device", "cpu", "--lanczos-steps", 2).code == 0
     assert run("report", out).code == 0
-    write_pair(place / "key")
+    write_key_pair(place / "key")
     signed = run("sign", out, "--key", place / "key", "--ledger", place / "ledger.jsonl")
     assert signed.code == 0, signed.err
     sample = place / "data/dog/0.png"

@@ -7,7 +7,7 @@ the demo shows how the tool is used and is no evidence for a method.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from famr.evaluation.evaluate import compare
 from famr.extras import require_extra
 from famr.metrics.scores import Scores
 from famr.models import Classifier, new_model
-from famr.report.plots import draw_forgetting
+from famr.report.figures import write_epochs
 from famr.runs.folder import atomic_folder, check_output, write_json
 from famr.training import Trained, Training, fit
 from famr.unlearn.forget import forget
@@ -138,7 +138,8 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> De
         )
         started_from = {"model": str(output_dir / "original"), "weights": None, "arguments": {}}
         result.save(folder / "unlearned", scores=scores, original=started_from, data=source)
-        draw_forgetting(result.history, f"Forgetting class {FORGOTTEN} of digits", folder / "forgetting.png")
+        rows = [asdict(row) for row in result.history]
+        write_epochs(rows, f"Forgetting class {FORGOTTEN} of digits", folder / "forgetting.png")
         seconds = {
             "original": original.seconds,
             "unlearned": result.seconds,

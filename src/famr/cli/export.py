@@ -12,11 +12,11 @@ from famr.cli.options import DataRoot, MovedData, Overwrite, RemovedRun
 from famr.cli.printing import Result, say
 from famr.data.splits import EarlierRequest
 from famr.errors import DataError, RequestError
-from famr.export.exporting import Export, export
+from famr.export.exporting import Export, export_model
 from famr.export.programs import FILES, require_format
 from famr.metrics.tables import COLUMNS, in_percent
 from famr.models import load_model
-from famr.provenance.statement import Facts, facts_of
+from famr.provenance.statement import SignableRun, read_signable_run
 from famr.report.escaping import visible
 
 
@@ -46,7 +46,7 @@ def export_command(
         RequestError: The format is unknown, or no class was forgotten whole.
     """
     require_format(form)
-    facts, model = facts_of(run), load_model(str(run))
+    facts, model = read_signable_run(run), load_model(str(run))
     earlier = earlier_requests(facts.record)
     removed = _forgotten_classes(facts, earlier) if without_slot else []
     if without_slot and not removed:
@@ -64,11 +64,13 @@ def export_command(
             raise
         why_not = f"the data could not be opened: {error.what}"
     target = output_dir or run.resolve().with_name(f"{run.resolve().name}-{form}")
-    written = export(model, form, target, splits=splits, why_not=why_not, without=removed, overwrite=overwrite)
+    written = export_model(
+        model, form, target, splits=splits, unmeasured_because=why_not, without=removed, overwrite=overwrite
+    )
     return Result({**written.to_json(), "output_dir": str(written.folder)}, lambda: print_export(written))
 
 
-def _forgotten_classes(facts: Facts, earlier: list[EarlierRequest]) -> list[str]:
+def _forgotten_classes(facts: SignableRun, earlier: list[EarlierRequest]) -> list[str]:
     own = facts.record.get("classes") or facts.request.classes
     return list(dict.fromkeys([*(name for before in earlier for name in before.classes), *own]))
 

@@ -9,7 +9,7 @@ import typer
 
 from famr.cli.passphrase import read_passphrase
 from famr.cli.printing import Result
-from famr.provenance.keys import public_file, write_pair
+from famr.provenance.keys import public_key_path, write_key_pair
 from famr.report.escaping import visible
 
 
@@ -22,8 +22,8 @@ def keygen_command(
         output: The private key to write; the public one gets .pub added.
         encrypt: Encrypt it with a passphrase, from a prompt or $FAMR_KEY_PASSPHRASE.
     """
-    fingerprint = write_pair(output, read_passphrase(confirm=True) if encrypt else None)
-    public = public_file(output)
+    fingerprint = write_key_pair(output, read_passphrase(confirm=True) if encrypt else None)
+    public = public_key_path(output)
 
     def show() -> None:
         print(f"private key {visible(str(output))}: keep it to yourself")

@@ -11,13 +11,13 @@ from famr.cli.opening import load_retrained, open_run
 from famr.cli.options import Device, MovedOptions, Retrained
 from famr.cli.printing import Result, say
 from famr.errors import CheckpointError, DataError, RequestError
+from famr.extras import require_extra
 from famr.report.build import build_report
 from famr.report.content import Report
 from famr.report.escaping import visible
-from famr.report.facts import read_facts
-from famr.report.hub import push_run, the_hub
-from famr.report.measure import measure
-from famr.report.measure import thumbnails as forget_thumbnails
+from famr.report.hub import default_client, push_run
+from famr.report.measure import forget_thumbnails, measure
+from famr.report.records import read_run_records
 from famr.report.write import write_report
 
 
@@ -45,7 +45,7 @@ def report_command(
     """
     report = make_report(run, moved, retrained, thumbnails, device)
     page = write_report(report, run, output)
-    repository = None if push_to_hub is None else push_run(run, push_to_hub, the_hub(), private=not public)
+    repository = None if push_to_hub is None else push_run(run, push_to_hub, default_client(), private=not public)
 
     def show() -> None:
         print(visible(report.verdict))
@@ -68,13 +68,15 @@ def make_report(run: Path, moved: MovedOptions, retrained: str | None, thumbnail
         thumbnails: Whether to show some of the forgotten images.
         device: Where to compute.
     """
-    facts = read_facts(run)
+    for package in ("jinja2", "matplotlib"):
+        require_extra(package, "report")
+    records = read_run_records(run)
     try:
         opened = open_run(run, moved)
     except (RequestError, DataError, CheckpointError) as error:
         if moved != MovedOptions() or retrained is not None or thumbnails:
             raise  # what the user named cannot be used
-        return build_report(facts, None, f"the run could not be opened again ({error.what.rstrip('.')})")
+        return build_report(records, None, f"the run could not be opened again ({error.what.rstrip('.')})")
     reference = load_retrained(retrained, opened.model, opened.request) if retrained else None
     measured = measure(opened.original, opened.model, reference, opened.splits, device)
-    return build_report(facts, measured, pictures=forget_thumbnails(opened.splits) if thumbnails else ())
+    return build_report(records, measured, thumbnails=forget_thumbnails(opened.splits) if thumbnails else ())

@@ -14,9 +14,9 @@ from famr.cli.printing import Result
 from famr.data import Images
 from famr.errors import CheckpointError
 from famr.models import load_model
-from famr.provenance.keys import read_private
-from famr.provenance.signing import Signed, require_outside, sign
-from famr.provenance.statement import facts_of
+from famr.provenance.keys import read_private_key
+from famr.provenance.signing import Signed, require_outside, sign_run
+from famr.provenance.statement import read_signable_run
 from famr.report.escaping import visible
 
 
@@ -40,13 +40,13 @@ def sign_command(
         data_root: Where torchvision keeps its files now.
         without_data: The forgotten images are gone: sign without commitments to them.
     """
-    facts_of(run)
+    read_signable_run(run)
     require_outside(run, key)
-    signed = sign(
+    signed = sign_run(
         run,
-        read_private(key, read_passphrase),
+        read_private_key(key, read_passphrase),
         None if without_data else forgotten_images(run, data, data_root),
-        why_none="the forgotten images were not available" if without_data else None,
+        reason_missing="the forgotten images were not available" if without_data else None,
         commitment_key=commitment_key,
         ledger=ledger,
     )
@@ -64,7 +64,7 @@ def forgotten_images(run: Path, data: str | None, data_root: str | None) -> Imag
     Raises:
         CheckpointError: The weights are not those of the record.
     """
-    facts, model = facts_of(run), load_model(str(run))
+    facts, model = read_signable_run(run), load_model(str(run))
     if model.digest() != facts.unlearned_weights:
         raise CheckpointError(
             "The run's weights are not those its record speaks of.", where=str(run), fix="Restore the folder."

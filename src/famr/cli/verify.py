@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from famr.cli.printing import Result, say
-from famr.provenance.commitments import key_file
-from famr.provenance.keys import read_public
-from famr.provenance.verifying import Verified, prove, request_of, verify
+from famr.provenance.commitments import default_key_path
+from famr.provenance.keys import read_public_key
+from famr.provenance.verifying import VerifiedRun, describe_request, prove_forgotten, verify_run
 from famr.report.escaping import visible
 
 
@@ -32,9 +32,9 @@ def verify_command(
         image: Show that this image was forgotten.
         commitment_key: The key of the commitments. None: beside the run.
     """
-    verified = verify(run, read_public(key), ledger=ledger, anchor=anchor)
+    verified = verify_run(run, read_public_key(key), ledger=ledger, anchor=anchor)
     if image is not None:
-        prove(verified, image, commitment_key or key_file(run if run.is_dir() else run.parent))
+        prove_forgotten(verified, image, commitment_key or default_key_path(run if run.is_dir() else run.parent))
 
     def show() -> None:
         print_verified(verified)
@@ -44,7 +44,7 @@ def verify_command(
     return Result({**verified.to_json(), "image_was_forgotten": None if image is None else True}, show)
 
 
-def print_verified(verified: Verified) -> None:
+def print_verified(verified: VerifiedRun) -> None:
     """Print what a signature covers, and what it does not show.
 
     Args:
@@ -57,7 +57,7 @@ def print_verified(verified: Verified) -> None:
         print(f"verified: all {verified.files} files are as they were signed, and there are no others")
     print(f"key         {verified.key}: compare it with the fingerprint from the signer")
     print(f"signed at   {visible(predicate['signed_at'])} by the signer's clock")
-    print(f"request     {visible(request_of(predicate))}")
+    print(f"request     {visible(describe_request(predicate))}")
     print(f"weights     {predicate['original']['weights_sha256'] or 'retrained'}")
     print(f"         -> {predicate['unlearned']['weights_sha256']}")
     if verified.ledger is not None:
