@@ -162,16 +162,12 @@ def run_train(
     state = resume_state(output.output_dir, run.resume)
     title = f"training on {len(images)} images"
     with note_on_resuming(state), progress(training.steps(len(images)), title, run.quiet) as on_event:
-        trained = fit(
-            start, images, training, seed=run.seed, device=run.device, resume_state=state, on_event=on_event
-        )
+        trained = fit(start, images, training, seed=run.seed, device=run.device, resume_state=state, on_event=on_event)
     metrics = {
         "test_accuracy": accuracy_on_images(trained.model, test, device),
         "test_count": len(test),
         "train_count": len(images),
     }
-    trained.save(
-        output.output_dir, metrics=metrics, data=source.to_json(), without=request, overwrite=output.overwrite
-    )
+    trained.save(output.output_dir, metrics=metrics, data=source.to_json(), without=request, overwrite=output.overwrite)
     state.discard()
     return {**metrics, "seconds": trained.seconds, "output_dir": str(output.output_dir)}
