@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-PRIVATE = re.compile(r"torch(\.\w+)*\._[a-zA-Z]\w*|\b\w+\._(parameters|modules|buffers|forward_hooks)\b")
+PRIVATE = re.compile(r"torch(\.\w+)*\._[a-zA-Z]\w*|\b(?!self)\w+\._(parameters|modules|buffers|forward_hooks)\b")
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 

@@ -56,7 +56,7 @@ FAULTS: dict[int, Row] = {
             ("Unicode, newline, `<script>`, 255-byte names", "work, and are shown as text"),
             ("empty class folder", "warned; the class keeps its index"),
             ("hidden files, `.DS_Store`, `UP.PNG`", "dotfiles ignored, suffixes in any case"),
-            ("link out of the data, or in a circle", "passed over and listed; never a new class"),
+            ("link out of the data, or in a circle", "ignored with a warning; never a new class"),
             ("data changes or vanishes during the run", "3"),
             ("hub data set offline, gated or removed", "3; offline and token state, never the token"),
             ("checkpoint with missing or unexpected tensors", "4, listing them; no random head"),

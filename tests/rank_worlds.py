@@ -27,7 +27,7 @@ from famr.engine.distributed import ALONE, Ranks
 from famr.engine.inference import predict_batches
 from famr.engine.launch import joined
 from famr.errors import DataError, FamrError, RequestError
-from famr.models.activations import listen
+from famr.models.activations import capture_layer
 from famr.targets.probe import mean_features
 from small import ARCHITECTURE, ARGUMENTS, CLASSES
 
@@ -189,7 +189,7 @@ def features(data: str, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
     small = famr.new_model(ARCHITECTURE, CLASSES, from_scratch=True, arguments=ARGUMENTS)
     batches = image_batches(images, small.require_preprocessing(), 5, CPU, ranks)
     said = predict_batches(small, batches(None), CPU, ranks=ranks)
-    with listen(small.module, "blocks.0", channels_last=False) as tap, torch.no_grad():
+    with capture_layer(small.module, "blocks.0", channels_last=False) as tap, torch.no_grad():
         found, labels = mean_features(small.module, tap, batches(None), ranks)
     return {"logits": said.logits, "targets": said.targets, "features": found, "labels": labels}
 

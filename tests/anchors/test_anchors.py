@@ -18,7 +18,7 @@ from famr.anchors.fisher import fisher_diagonal
 from famr.anchors.kfac import kfac_factors
 from famr.data import Data
 from famr.data.loaders import Batch, loader_batches, order
-from famr.data.splits import some_of_each_class
+from famr.data.splits import sample_per_class
 from famr.errors import NumericsError, RequestError
 from famr.metrics.forgetting import kl_divergence
 from famr.models.classifier import logits_of
@@ -364,10 +364,10 @@ def test_other_images_can_stand_in_for_retained_ones(original: famr.Classifier, 
 
 
 def test_some_of_each_class_are_drawn_without_repetition(digits: Data) -> None:
-    some = some_of_each_class(digits.train, 7, seed=0)
+    some = sample_per_class(digits.train, 7, seed=0)
     assert torch.bincount(some.targets).tolist() == [7] * 10
     assert len(set(some.ids)) == 70
-    assert some.ids != some_of_each_class(digits.train, 7, seed=1).ids
+    assert some.ids != sample_per_class(digits.train, 7, seed=1).ids
 
 
 @pytest.mark.parametrize(("count", "skip"), [(7, 0), (7, 7), (3, 140), (1000, 0), (5, 1000)])
@@ -378,7 +378,7 @@ def test_some_of_each_class_are_the_first_of_it_in_a_random_order(digits: Data, 
     for target in range(10):
         of_class = [place for place in shuffled if images.targets[place] == target]
         expected += [images.ids[place] for place in of_class[skip : skip + count]]
-    assert some_of_each_class(images, count, seed=3, skip=skip).ids == expected
+    assert sample_per_class(images, count, seed=3, skip=skip).ids == expected
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])

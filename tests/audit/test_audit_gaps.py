@@ -19,7 +19,7 @@ from famr.engine.inference import accuracy_on_images
 from famr.evaluation.evaluate import compare
 from famr.metrics.calibration import expected_calibration_error
 from famr.metrics.forgetting import entropy
-from famr.metrics.membership import called_non_members, mia_efficacy
+from famr.metrics.membership import mia_efficacy, predict_non_members
 from famr.metrics.predictions import Predictions
 from famr.metrics.retraining import js_divergence, klom, tug_of_war
 
@@ -42,7 +42,7 @@ def test_membership_draws_side_by_side_say_what_they_say_one_after_another() -> 
         for seed, sure in ((0, 1.0), (1, 3.0), (2, 1.0))
     )
     true = [torch.softmax(said.logits, dim=-1)[torch.arange(300), targets] for said in (retain, test, forget)]
-    slow = sum(called_non_members(*true, seed=7 + draw) for draw in range(ATTACKS)) / ATTACKS
+    slow = sum(predict_non_members(*true, seed=7 + draw) for draw in range(ATTACKS)) / ATTACKS
     found = membership(forget, retain, test, seed=7)
     assert torch.equal(found, torch.as_tensor(slow))
     assert 0 < float(found.mean()) < 1

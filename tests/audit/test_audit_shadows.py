@@ -72,7 +72,7 @@ def populations(forty: famr.Splits, cache: Path) -> dict[str, Populations]:
 @pytest.fixture(scope="module")
 def found(forty: famr.Splits, populations: dict[str, Populations]) -> Audit:
     """Of a method that does nothing."""
-    everything = module.joined(forty.forget, forty.retain)  # type: ignore[arg-type]
+    everything = module.concatenate_images(forty.forget, forty.retain)  # type: ignore[arg-type]
     original = learnt(everything, 50)
     retrained = [learnt(forty.retain, seed) for seed in (51, 52, 53)]
     return audit(

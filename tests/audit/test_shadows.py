@@ -95,7 +95,7 @@ def test_a_shadow_is_what_fit_makes_of_its_half(setting: Setting, tmp_path: Path
         half = setting.pool.where(found.seen[number])
         assert setting.base is not None
         assert setting.others is not None
-        both = module.joined(half, setting.base)
+        both = module.concatenate_images(half, setting.base)
         both = both.take(torch.tensor(sorted(range(len(both)), key=both.ids.__getitem__)))
         model = famr.fit(tiny(seed), both, BRIEF, seed=seed, device="cpu").model
         torch.testing.assert_close(predict(model, setting.pool, CPU).logits, found.logits[number])

@@ -38,7 +38,7 @@ from famr.baselines.alternative import Meter
 from famr.baselines.descent import Descent
 from famr.baselines.work import Work
 from famr.data import Data, Images
-from famr.data.loaders import shelved
+from famr.data.loaders import device_pixels
 from famr.engine.inference import predict_splits
 from famr.errors import NumericsError, RequestError
 from famr.evaluation.evaluate import compare_predictions
@@ -364,9 +364,9 @@ def test_images_that_wait_on_the_device_are_the_same_images(
 
     def kept(images: Images, prepared: famr.Preprocessing, device: torch.device) -> Tensor | None:
         asked.append(len(images))
-        return shelved(images, prepared, device, 1 << 30)
+        return device_pixels(images, prepared, device, 1 << 30)
 
-    monkeypatch.setattr(work, "resident", kept)
+    monkeypatch.setattr(work, "gpu_pixels", kept)
     outcome, plain = again(name)
     assert asked[0] == len(without_three.forget)
     states = outcome.model.module.state_dict(), plain.model.module.state_dict()

@@ -12,7 +12,7 @@ import famr
 from conftest import styled
 from famr.data import Data
 from famr.errors import RequestError
-from famr.models.activations import listen
+from famr.models.activations import capture_layer
 from famr.targets.probe import IMAGES, RIDGE, mean_features, probe_images, probe_target
 
 
@@ -53,7 +53,7 @@ def test_features_are_the_layers_activations_averaged_over_positions(original: f
     batches = image_batches(some, original.require_preprocessing(), 4, torch.device("cpu"))
     seen: list[torch.Tensor] = []
     handle = original.module.blocks[0].register_forward_hook(lambda _m, _i, out: seen.append(out.detach()))  # type: ignore[index,union-attr]
-    with listen(original.module, "blocks.0", channels_last=False) as tap:
+    with capture_layer(original.module, "blocks.0", channels_last=False) as tap:
         features, labels = mean_features(original.module, tap, batches(None))
     handle.remove()
     tokens = torch.cat(seen)

@@ -20,7 +20,7 @@ from famr.data.loaders import Batch
 from famr.engine import prefix as front
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.losses.objective import gram_matrix
-from famr.models.activations import listen, mean_gram
+from famr.models.activations import capture_layer, mean_gram
 from famr.unlearn import forget as unlearning
 from famr.unlearn import forget_loss
 from famr.unlearn.history import HistoryRow
@@ -172,7 +172,7 @@ def test_balanced_beta_gives_both_losses_the_same_weight(original: famr.Classifi
 def test_the_neutral_style_is_the_mean_gram_matrix() -> None:
     module = network()
     images = torch.randn(7, 3, 8, 8)
-    with listen(module, "0", channels_last=False) as tap:
+    with capture_layer(module, "0", channels_last=False) as tap:
         found = mean_gram(module, tap, [Batch(images[:4], images, images), Batch(images[4:], images, images)])
     expected = gram_matrix(module[0](images).flatten(2)).mean(dim=0)  # type: ignore[index]
     torch.testing.assert_close(found, expected)

@@ -19,7 +19,7 @@ from famr.audit.head_check import best_bias, with_head_of
 from famr.audit.probes import few_of_each, neighbour_answers, probe_answers, prototype_head
 from famr.data import Images
 from famr.data.loaders import order
-from famr.data.splits import Splits, some_of_each_class
+from famr.data.splits import Splits, sample_per_class
 from famr.engine.devices import pick_device
 from famr.engine.features import PENULTIMATE, layer_features
 from famr.engine.inference import predict
@@ -138,7 +138,7 @@ def depth_of(
 
     probe = neighbours = None
     if splits.retain is not None and splits.retain.labelled:
-        kept = some_of_each_class(splits.retain, shots * draws, seed)
+        kept = sample_per_class(splits.retain, shots * draws, seed)
         known = torch.cat([taught, layer_features(model, kept, place)[PENULTIMATE]])
         labels = torch.cat([lessons.targets, kept.targets])
         probe, neighbours = attack(probe_answers, known, labels), attack(neighbour_answers, known, labels)
@@ -171,13 +171,13 @@ def depth_of(
 def _lessons(splits: Splits, count: int, seed: int) -> tuple[Images, Images, str]:
     """Forgotten images to learn from, others to be asked about, and where the latter come from."""
     if splits.forget_test is not None:
-        return some_of_each_class(splits.forget, count, seed), splits.forget_test, "held-out forgotten images"
+        return sample_per_class(splits.forget, count, seed), splits.forget_test, "held-out forgotten images"
     if len(splits.forget) < 2:
         raise RequestError("One forgotten image cannot be both learned from and asked about.", fix="Give more.")
     shuffled = order(len(splits.forget), seed)
     half = len(shuffled) // 2
     first = splits.forget.take(shuffled[:half])
-    return some_of_each_class(first, count, seed), splits.forget.take(shuffled[half:]), "half of the forget set"
+    return sample_per_class(first, count, seed), splits.forget.take(shuffled[half:]), "half of the forget set"
 
 
 def _recognised(model: Classifier, asked: Images, kept: Images | None, device: torch.device) -> Recognised:

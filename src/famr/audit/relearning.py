@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from famr.data import Images
 from famr.data.loaders import EVALUATION_BATCH, Batches, image_batches, order
-from famr.data.splits import Splits, some_of_each_class
+from famr.data.splits import Splits, sample_per_class
 from famr.engine.devices import deterministic, pick_device
 from famr.engine.inference import accuracy_on_images, predict_batches
 from famr.errors import DataError, NumericsError, RequestError
@@ -134,7 +134,7 @@ def relearning(
 
 def taught_and_checked(forget: Images, count: int, seed: int) -> tuple[Images, Images]:
     """`count` images of each class to learn from, and up to `CHECKED` others to be asked about."""
-    taught = some_of_each_class(forget, count, seed)
+    taught = sample_per_class(forget, count, seed)
     others = forget.where(~torch.isin(forget.rows, taught.rows))
     if not len(others):
         raise DataError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from famr.data import Images
 from famr.errors import StorageError
-from famr.models.weights import share_as_umask_says
+from famr.models.weights import apply_umask
 from famr.runs.folder import atomic_file
 
 
@@ -40,7 +40,7 @@ def write_answers(file: Path, logits: Tensor, facts: dict[str, Any]) -> None:
     facts = {**facts, "sha256": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}
     with atomic_file(file) as staging:
         save_file({"logits": logits}, str(staging), metadata={"famr_shadow": json.dumps(facts)})
-        share_as_umask_says(staging)
+        apply_umask(staging)
 
 
 def read_answers(file: Path, images: int) -> Tensor | None:

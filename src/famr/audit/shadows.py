@@ -19,7 +19,7 @@ from torch import Tensor
 
 from famr.audit.shadow_cache import claimed, digest_of, image_digests, read_answers, write_answers
 from famr.data import Images
-from famr.data.images import joined
+from famr.data.images import concatenate_images
 from famr.data.request import SHOWN
 from famr.engine.devices import deterministic, pick_device
 from famr.engine.inference import predict
@@ -174,8 +174,8 @@ class _Work:
     ) -> None:
         self.setting, self.cache, self.method, self.keep_weights = setting, cache, method, keep_weights
         self.device = pick_device(device or "auto")
-        self.images = setting.pool if setting.base is None else joined(setting.pool, setting.base)
-        self.asked = setting.pool if setting.others is None else joined(setting.pool, setting.others)
+        self.images = setting.pool if setting.base is None else concatenate_images(setting.pool, setting.base)
+        self.asked = setting.pool if setting.others is None else concatenate_images(setting.pool, setting.others)
         channels = setting.start(0).require_preprocessing().channels
         self.digests = image_digests(self.images, channels)
         self.asked_digest = digest_of(image_digests(self.asked, channels))

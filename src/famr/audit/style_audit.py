@@ -21,7 +21,7 @@ from famr.engine.inference import on_device
 from famr.errors import DataError, RequestError
 from famr.losses.objective import gram_matrix
 from famr.models import Classifier
-from famr.models.activations import listen
+from famr.models.activations import capture_layer
 from famr.models.classifier import eval_mode
 
 SHOTS = 20
@@ -127,7 +127,11 @@ def gram_features(
     """The upper half of each image's Gram matrix at a layer, as one row an image."""
     rows = []
     batches = image_batches(images, model.require_preprocessing(), EVALUATION_BATCH, device)
-    with on_device(model.module, device), eval_mode(model.module), listen(model.module, layer, channels_last) as tap:
+    with (
+        on_device(model.module, device),
+        eval_mode(model.module),
+        capture_layer(model.module, layer, channels_last) as tap,
+    ):
         for batch in batches(None):
             model.module(batch.images)
             rows.append(upper_half(gram_matrix(tap.features(len(batch.images)))).cpu())

@@ -25,7 +25,7 @@ from famr.metrics.forgetting import correct
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.models.onnx import Exported, as_onnx, onnx_missing
+from famr.models.onnx import OnnxNetwork, onnx_missing, to_onnx
 
 CHANGES = ("int8", "bf16", "fp16", "onnx")
 
@@ -135,4 +135,4 @@ def halved(model: Classifier, dtype: torch.dtype) -> Classifier:
 
 def exported(model: Classifier) -> Classifier:
     """The model written as ONNX and read again."""
-    return replace(model, module=Exported(as_onnx(model)))
+    return replace(model, module=OnnxNetwork(to_onnx(model)))

@@ -19,7 +19,7 @@ from famr.data.loaders import order
 from famr.data.splits import Splits
 from famr.engine.inference import predict
 from famr.errors import CheckpointError, RequestError
-from famr.metrics.membership import called_non_members
+from famr.metrics.membership import predict_non_members
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
@@ -156,7 +156,7 @@ def membership(forget: Predictions, retain: Predictions, test: Predictions, seed
     members, others = (_true_class(said)[:ATTACK_IMAGES] for said in (retain, test))
     asked = _true_class(forget)
     with ThreadPoolExecutor(ATTACKS) as fitted:
-        draws = fitted.map(lambda draw: called_non_members(members, others, asked, seed + draw), range(ATTACKS))
+        draws = fitted.map(lambda draw: predict_non_members(members, others, asked, seed + draw), range(ATTACKS))
         return torch.stack(list(draws)).mean(dim=0)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from famr.baselines.alternative import Alternative, Made, Meter, Row
 from famr.config import FAMR
-from famr.data.loaders import resident
+from famr.data.loaders import gpu_pixels
 from famr.data.request import Kind
 from famr.data.splits import Splits
 from famr.engine.devices import Precision
@@ -54,7 +54,7 @@ class Ours(Alternative):
         method = replace(self.method, precision=self.method.precision or precision)
         for images in (splits.forget, splits.retain, splits.test):
             if images is not None and original.preprocessing is not None:
-                resident(images, original.preprocessing, device)
+                gpu_pixels(images, original.preprocessing, device)
         with Meter(device) as meter:
             monitor = Monitor(track_retain=self.track, rows=ROWS if self.track else 1)
             result = forget(original, splits, method, seed=seed, device=str(device), monitor=monitor)

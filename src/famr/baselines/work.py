@@ -9,13 +9,14 @@ from itertools import count
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from famr.baselines.alternative import Alternative, Made, Meter, Row
 from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
-from famr.data.loaders import EVALUATION_BATCH, Batch, order, pixel_batches, resident
+from famr.data.loaders import EVALUATION_BATCH, Batch, gpu_pixels, order, pixel_batches
 from famr.data.splits import Splits
+from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, autocast
 from famr.engine.inference import predict_batches
 from famr.losses.objective import at_least_float32
@@ -54,6 +55,7 @@ class Work:
     image_passes: int = 0
     history: list[Row] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    _bf16: dict[nn.Module, Bf16Network] = field(default_factory=dict)
 
     def logits(
         self, images: Tensor, model: Classifier | None = None, weights: Mapping[str, Tensor] | None = None
@@ -64,6 +66,10 @@ class Work:
         """
         self.image_passes += len(images)
         asked = model or self.model
+        if weights is None and self.precision == "bf16":
+            if asked.module not in self._bf16:
+                self._bf16[asked.module] = Bf16Network(asked.module, images[:2])
+            return at_least_float32(logits_of(self._bf16[asked.module](images)))
         with autocast(self.device, self.precision):
             if weights is None:
                 return at_least_float32(asked.logits(images))
@@ -186,7 +192,7 @@ class WeightChange(Alternative):
         prepared = copy.require_preprocessing()
 
         def shelf(images: Images) -> Shelf:
-            return Shelf(images, resident(images, prepared, device))
+            return Shelf(images, gpu_pixels(images, prepared, device))
 
         forget = shelf(splits.forget)
         retain = shelf(splits.retain) if splits.retain is not None and self.needs_retain else None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from famr.bench.looks import Marks, Said
 from famr.metrics.predictions import Predictions
-from famr.models.weights import share_as_umask_says
+from famr.models.weights import apply_umask
 from famr.runs.folder import atomic_file
 
 
@@ -39,7 +39,7 @@ class Reference:
         with atomic_file(file) as staging:
             contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
             save_file(contiguous, str(staging), metadata={"famr_reference": told})
-            share_as_umask_says(staging)
+            apply_umask(staging)
 
     @classmethod
     def load(cls, file: Path, facts: Mapping[str, Any]) -> Reference | None:

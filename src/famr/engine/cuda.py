@@ -1,16 +1,18 @@
-"""The CUDA engine: bf16 by autocast, the frozen-prefix cache, and steps replayed as CUDA graphs."""
+"""The CUDA engine: bf16, the frozen-prefix cache, and steps replayed as CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from famr.data.loaders import Batch
+from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision
 from famr.engine.graphs import GraphedStep
 from famr.engine.prefix import PrefixEngine, PrefixSession
@@ -27,7 +29,7 @@ class CudaSession(PrefixSession):
     Args:
         original: The classifier that is copied.
         device: A CUDA device.
-        precision: Of the forward passes; bf16 is `torch.autocast`.
+        precision: Of the forward passes; bf16 is that of `famr.engine.bf16`.
         step_size: Images of a step, where it is known.
     """
 
@@ -35,6 +37,19 @@ class CudaSession(PrefixSession):
         super().__init__(original, device, precision, step_size)
         self._step: Callable[[Batch], Tensor] | None = None
         self._graphed: GraphedStep | None = None
+        self._bf16: Bf16Network | None = None
+        self._rounds_activations = precision == "bf16"
+
+    def train_only(self, names: Container[str], *, cache_prefix: bool = True) -> None:  # noqa: D102
+        super().train_only(names, cache_prefix=cache_prefix)
+        self._rounds_activations = self.precision == "bf16" and cache_prefix
+
+    def forward(self, images: Tensor) -> Any:  # noqa: D102
+        if not self._rounds_activations:
+            return super().forward(images)
+        if self._bf16 is None:
+            self._bf16 = Bf16Network(self.model.module, images[:2])
+        return self._bf16(images)
 
     def run(self, step: Callable[[Batch], Tensor], batch: Batch) -> Tensor:  # noqa: D102
         if self._graphed is None or self._step is not step:
@@ -43,7 +58,7 @@ class CudaSession(PrefixSession):
         return self._graphed(batch)
 
     def export(self) -> Classifier:  # noqa: D102
-        self._step = self._graphed = None
+        self._step = self._graphed = self._bf16 = None
         return super().export()
 
 

@@ -19,6 +19,7 @@ from famr.engine.oom import MicroBatches, map_in_halves
 from famr.losses.objective import at_least_float32
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
+from famr.models.classifier import logits_of
 from famr.models.layers import trainable
 
 
@@ -66,8 +67,16 @@ class PlainSession:
         return loader_batches(loader, self.device)
 
     def logits(self, batch: Batch) -> Tensor:  # noqa: D102
+        return at_least_float32(logits_of(self.forward(batch.images)))
+
+    def forward(self, images: Tensor) -> Any:
+        """What the network returns, in the precision of the run.
+
+        Args:
+            images: As the network takes them.
+        """
         with autocast(self.device, self.precision):
-            return at_least_float32(self.model.logits(batch.images))
+            return self.model.module(images)
 
     def gather(self, values: Tensor, count: int) -> Tensor:  # noqa: ARG002, D102
         return values

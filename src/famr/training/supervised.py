@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -15,15 +16,16 @@ from torch.nn import functional as F
 
 from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
-from famr.data.loaders import Batch, order, pixel_batches, resident
+from famr.data.loaders import Batch, gpu_pixels, order, pixel_batches
 from famr.data.request import Request
+from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, autocast, deterministic, pick_device
 from famr.engine.finite import name_bad_images, require_finite
 from famr.errors import RequestError
 from famr.metrics.tables import in_percent
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.models.layers import trainable
+from famr.models.layers import blank_image, trainable
 from famr.optim.schedules import epoch_seed, warmup_cosine
 from famr.optim.state import load_optimiser_tensors, optimiser_tensors
 from famr.runs.card import front_matter, loading, plain
@@ -268,6 +270,8 @@ class _Run:
         pays = device.type == "cuda" and total >= COMPILE_FROM_STEPS
         compiled = pays if training.compile is None else training.compile
         self._network: Callable[[Tensor], Any] = torch.compile(model.module) if compiled else model.module
+        if precision == "bf16" and not compiled:
+            self._network = Bf16Network(model.module, blank_image(model, 2))
         self._views = torch.Generator(device).manual_seed(seed)
         self.steps = GradientSteps(
             trainable(model.module),
@@ -306,7 +310,8 @@ class _Run:
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy, and the share of correct predictions."""
         normalised = self._model.require_preprocessing().normalise(images)
-        with autocast(self._device, self._precision):
+        rounded = isinstance(self._network, Bf16Network)
+        with nullcontext() if rounded else autocast(self._device, self._precision):
             logits = logits_of(self._network(normalised)).float()
         loss = F.cross_entropy(logits, labels, label_smoothing=self._training.label_smoothing)
         hits = (logits.detach().argmax(dim=-1) == labels).float().mean()
@@ -315,7 +320,7 @@ class _Run:
     def _batches(self) -> Callable[[int], Iterator[Batch]]:
         """Passes in random order over augmented pixels; small images stay on the GPU for the whole training."""
         preprocessing, training = self._model.require_preprocessing(), self._training
-        stored = resident(self._images, preprocessing, self._device)
+        stored = gpu_pixels(self._images, preprocessing, self._device)
         targets = self._images.targets.to(self._device)
 
         def view(pixels: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from famr._version import __version__
 from famr.data import Images
 from famr.data.loaders import Batches, LabelledImages, order
 from famr.data.request import Kind, Request
-from famr.data.splits import EarlierRequest, Splits, some_of_each_class
+from famr.data.splits import EarlierRequest, Splits, sample_per_class
 from famr.engine.base import Session
 from famr.errors import RequestError
 from famr.models import Classifier
@@ -245,9 +245,9 @@ class RunInputs:
         if retain is None or not retain.labelled:
             return None
         each = max(1, WATCHED_IMAGES // len(retain.class_counts()))
-        images = some_of_each_class(retain, each, seed, skip=anchored)
+        images = sample_per_class(retain, each, seed, skip=anchored)
         if not len(images):  # so few that all of them are anchored
-            images = some_of_each_class(retain, each, seed)
+            images = sample_per_class(retain, each, seed)
         return images.take(order(len(images), seed)[:WATCHED_IMAGES])
 
     def facts(self, original: Classifier, settings: Mapping[str, Any]) -> dict[str, Any]:

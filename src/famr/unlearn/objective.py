@@ -13,7 +13,7 @@ from famr.config import ResolvedFAMR
 from famr.data.loaders import Batch
 from famr.engine.base import Session
 from famr.engine.oom import map_in_halves
-from famr.losses.objective import Reduction, combine, gram_matrix, reduce, standing_out, style_distance, target_kl
+from famr.losses.objective import Reduction, combine, gram_matrix, logit_excess, reduce, style_distance, target_kl
 from famr.metrics.predictions import Predictions
 from famr.models.activations import LayerOutput
 
@@ -75,7 +75,7 @@ class ForgetObjective:
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.target.device)]
         kl = target_kl(logits, target)
         if self.forgotten is not None and self.config.demotion:
-            kl = kl + self.config.demotion * standing_out(logits, self.forgotten)
+            kl = kl + self.config.demotion * logit_excess(logits, self.forgotten)
         return ImageLosses(logits, kl, style)
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:

@@ -14,12 +14,12 @@ from famr.anchors.base import no_retained_images
 from famr.config import ResolvedFAMR, even_batch_size
 from famr.data import Images
 from famr.data.loaders import Batches, loader_batches, order
-from famr.data.splits import some_of_each_class
+from famr.data.splits import sample_per_class
 from famr.engine.base import Session
 from famr.engine.finite import name_bad_images
 from famr.errors import RequestError
 from famr.metrics.predictions import Predictions
-from famr.models.activations import LayerOutput, listen, mean_gram
+from famr.models.activations import LayerOutput, capture_layer, mean_gram
 from famr.models.layers import call_order, late_parameters
 from famr.targets import TARGETS, HeldOutStatistics, ProbeFeatures, TargetInputs
 from famr.targets.probe import PROBE_IMAGES
@@ -168,7 +168,7 @@ def build_anchors(
 def _function_anchor(session: Session, source: Source, config: ResolvedFAMR, seed: int) -> FunctionAnchor:
     if not isinstance(source, Images):
         return FunctionAnchor(session, session.loader_batches(source), seed)
-    images = some_of_each_class(source, config.function_images, seed)
+    images = sample_per_class(source, config.function_images, seed)
     size = even_batch_size(len(images), config.batch_size, config.reduction)
     return FunctionAnchor(session, session.batches(images, size), seed)
 
@@ -193,7 +193,7 @@ def _style_layer(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutput
         yield None
         return
     assert config.style_layer is not None
-    with listen(session.model.module, config.style_layer, config.style_channels_last) as style:
+    with capture_layer(session.model.module, config.style_layer, config.style_channels_last) as style:
         yield style
 
 

@@ -23,7 +23,7 @@ from famr.engine.inference import on_device, predict
 from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier
 from famr.models.classifier import eval_mode, logits_of
-from famr.models.weights import share_as_umask_says
+from famr.models.weights import apply_umask
 from famr.targets import HeldOutStatistics
 
 
@@ -98,7 +98,7 @@ class Sketch:
             "layers": [(layer.weight, layer.bias) for layer in fisher.layers],
         }
         save_file(tensors, str(file), metadata={"famr_sketch": json.dumps(facts)})
-        share_as_umask_says(file)
+        apply_umask(file)
 
     @classmethod
     def load(cls, file: Path) -> Sketch:

@@ -117,7 +117,7 @@ def test_columns_are_text_and_class_columns_show_their_names(tmp_path):
     assert train.column("year") == ["", "1901", "1902", "1903"]
 
 
-def test_train_and_test_files_are_kept_apart(tmp_path):
+def test_train_and_test_files_are_the_training_and_test_images(tmp_path):
     write_with_datasets(tmp_path / "data" / "train-00000-of-00002.parquet", 6, first=0)
     write_with_datasets(tmp_path / "data" / "train-00001-of-00002.parquet", 3, first=6)
     write_with_datasets(tmp_path / "data" / "test-00000-of-00001.parquet", 3, first=100)
@@ -138,7 +138,7 @@ def test_parts_may_be_folders(tmp_path):
     assert [int(data.test.pixels(row, 1)[0, 0, 0]) for row in range(3)] == [100, 101, 102]
 
 
-def test_the_folders_above_the_named_one_decide_nothing(tmp_path):
+def test_folders_above_the_opened_one_do_not_name_a_part(tmp_path):
     write_with_datasets(tmp_path / "test" / "train-0.parquet", 6)
     write_with_datasets(tmp_path / "test" / "validation-0.parquet", 3)
     write_with_datasets(tmp_path / "test" / "unused-0.parquet", 5)
@@ -148,7 +148,7 @@ def test_the_folders_above_the_named_one_decide_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["validation", "valid", "val"])
-def test_validation_files_stand_in_for_missing_test_files(tmp_path, part):
+def test_validation_files_replace_missing_test_files(tmp_path, part):
     write_with_datasets(tmp_path / "train-0.parquet", 6)
     write_with_datasets(tmp_path / f"{part}-0.parquet", 3)
     data = open_parquet(tmp_path)
@@ -184,8 +184,8 @@ def test_rows_are_found_across_row_groups_and_files_from_many_threads(tmp_path):
     for _attempt in range(40):
         train = open_parquet(tmp_path).train
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda row, images: int(images.pixels(row, 1)[0, 0, 0]), rows, repeat(train)))
-        assert found == [expected[row] for row in rows]
+            shades = list(pool.map(lambda row, images: int(images.pixels(row, 1)[0, 0, 0]), rows, repeat(train)))
+        assert shades == [expected[row] for row in rows]
 
 
 @pytest.mark.parametrize("name", ["label", "labels", "fine_label"])
@@ -202,7 +202,7 @@ def test_the_only_class_column_is_the_class_whatever_its_name(tmp_path):
     assert open_parquet(tmp_path).labels == CLASSES
 
 
-def test_a_class_column_can_be_asked_for(tmp_path):
+def test_the_class_column_can_be_chosen(tmp_path):
     write_with_datasets(tmp_path / "train.parquet", 4)
     data = open_parquet(tmp_path, "style")
     assert data.labels == STYLES
@@ -219,14 +219,14 @@ def test_several_class_columns_of_unusual_names_are_refused(tmp_path):
     assert open_parquet(tmp_path, "species").labels == CLASSES
 
 
-def test_an_unknown_class_column_is_named_beside_those_there_are(tmp_path):
+def test_an_unknown_class_column_is_refused_with_the_known_ones(tmp_path):
     write_with_datasets(tmp_path / "train.parquet")
     error = refused(tmp_path, "genre")
     assert "'genre'" in error.what
     assert error.where == "train.parquet: class columns are label, style"
 
 
-def test_a_column_without_class_names_is_no_class_column(tmp_path):
+def test_a_column_without_class_names_is_not_a_class_column(tmp_path):
     write_with_pyarrow(tmp_path / "train.parquet", {"label": [0, 1, 2]}, None)
     assert refused(tmp_path).where == "train.parquet: class columns are none"
     write_with_datasets(tmp_path / "train.parquet")
@@ -234,7 +234,7 @@ def test_a_column_without_class_names_is_no_class_column(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
-def test_a_column_of_text_names_the_classes_where_it_is_asked_for(tmp_path, kind):
+def test_a_text_column_names_the_classes_where_it_is_the_label_column(tmp_path, kind):
     train, test = ["owl", "cat", None, "dog", "", "owl"], ["dog", "owl"]  # the test part need not have all of them
     write_with_pyarrow(tmp_path / "train.parquet", {"animal": pa.array(train, kind)}, None)
     write_with_pyarrow(tmp_path / "test.parquet", {"animal": pa.array(test, kind)}, None)
@@ -243,7 +243,7 @@ def test_a_column_of_text_names_the_classes_where_it_is_asked_for(tmp_path, kind
     assert data.train.targets.tolist() == [2, 0, UNLABELLED, 1, UNLABELLED, 2]
     assert data.test.targets.tolist() == [1, 2]
     assert data.train.column("animal") == ["owl", "cat", "", "dog", "", "owl"]
-    error = refused(tmp_path)  # a guess might take a name or a place for a class
+    error = refused(tmp_path)  # another text column might be picked by mistake
     assert error.where == "train.parquet: class columns are none; columns of text are animal"
     assert "or a column of text" in str(error.fix)
 
@@ -256,7 +256,7 @@ def test_a_class_that_only_the_test_part_has_is_refused(tmp_path):
     assert error.where == "test.parquet: animal: emu, yak"
 
 
-def test_a_class_label_without_names_is_no_column_of_text(tmp_path):
+def test_a_class_label_without_names_is_not_a_text_column(tmp_path):
     write_with_pyarrow(tmp_path / "train.parquet", {"label": [0, 1]}, {"label": class_label()})
     assert "no name" in refused(tmp_path, "label").what
 
@@ -277,7 +277,7 @@ def test_a_class_index_without_a_name_is_refused(tmp_path):
     assert error.where == "train.parquet: label"
 
 
-def test_lists_and_structs_beside_the_image_do_no_harm(tmp_path):
+def test_list_and_struct_columns_are_ignored(tmp_path):
     columns = {"label": [0, 1], "tags": [["a"], ["b", "c"]], "place": [{"x": 1}, {"x": 2}]}
     features = {
         "label": class_label(*CLASSES),
@@ -324,14 +324,14 @@ def test_an_unreadable_image_is_named_by_its_row(tmp_path):
 
 
 def test_a_file_that_is_not_parquet_is_refused(tmp_path):
-    (tmp_path / "train.parquet").write_text("no table")
+    (tmp_path / "train.parquet").write_text("text")
     error = refused(tmp_path)
     assert "cannot be read" in error.what
     assert error.where == "train.parquet"
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.parquet", "empty"])
-def test_a_place_without_parquet_files_is_named(tmp_path, name):
+def test_a_path_without_parquet_files_is_named(tmp_path, name):
     (tmp_path / "empty").mkdir()
     error = refused(tmp_path / name)
     assert "no Parquet files" in error.what

@@ -61,7 +61,7 @@ def test_images_keep_their_pixels_and_their_path_as_id(tmp_path):
         assert (train.pixels(position, 3) == shade).all()
 
 
-def test_train_and_test_folders_are_kept_apart(tmp_path):
+def test_train_and_test_folders_are_the_training_and_test_images(tmp_path):
     write_classes(tmp_path / "train", 3)
     write_classes(tmp_path / "test", 1)
     data = open_data(f"folder:{tmp_path}")
@@ -72,7 +72,7 @@ def test_train_and_test_folders_are_kept_apart(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["val", "validation"])
-def test_a_validation_folder_stands_in_for_a_missing_test_folder(tmp_path, name):
+def test_a_validation_folder_replaces_a_missing_test_folder(tmp_path, name):
     write_classes(tmp_path / "train")
     write_classes(tmp_path / name, 1)
     data = open_folder(tmp_path)
@@ -130,15 +130,15 @@ def test_a_data_folder_that_is_itself_hidden_is_read(tmp_path):
     assert open_folder(tmp_path / ".data").train.ids == ["cat/0.png", "dog/0.png"]
 
 
-def test_files_that_are_no_images_are_ignored(tmp_path):
+def test_files_other_than_images_are_ignored(tmp_path):
     write_classes(tmp_path, 1)
-    (tmp_path / "cat" / "notes.txt").write_text("no image")
-    (tmp_path / "README.md").write_text("no image")
+    (tmp_path / "cat" / "notes.txt").write_text("text")
+    (tmp_path / "README.md").write_text("text")
     (tmp_path / "cat" / "folder.png").mkdir()
     assert open_folder(tmp_path).train.ids == ["cat/0.png", "dog/0.png"]
 
 
-def test_suffixes_count_in_upper_case_too(tmp_path):
+def test_upper_case_suffixes_are_recognised(tmp_path):
     write_image(tmp_path / "cat" / "A.JPG")
     write_image(tmp_path / "cat" / "B.Png")
     assert open_folder(tmp_path).train.ids == ["cat/A.JPG", "cat/B.Png"]
@@ -152,7 +152,7 @@ def test_folders_below_a_class_belong_to_the_class(tmp_path):
     assert data.train.ids == ["cat/indoors/night/0.png", "dog/0.png"]
 
 
-def test_a_link_that_leads_out_of_the_folder_is_passed_over_with_a_warning(tmp_path):
+def test_a_link_out_of_the_folder_is_ignored_with_a_warning(tmp_path):
     write_classes(tmp_path / "data", 1)
     write_image(tmp_path / "private.png")
     (tmp_path / "data" / "cat" / "out.png").symlink_to(tmp_path / "private.png")
@@ -203,7 +203,7 @@ def test_metadata_saved_by_a_spreadsheet_is_read(tmp_path):
     assert open_folder(tmp_path).train.column("style") == ["pen, ink", 'an "etching"']
 
 
-def test_each_part_may_have_metadata_of_its_own(tmp_path):
+def test_each_part_may_have_its_own_metadata(tmp_path):
     for part in ("train", "test"):
         write_classes(tmp_path / part, 1)
         (tmp_path / part / "metadata.csv").write_text(f"file_name,part\ncat/0.png,{part}\ndog/0.png,{part}\n")
@@ -213,7 +213,7 @@ def test_each_part_may_have_metadata_of_its_own(tmp_path):
     assert data.test.column("part") == ["test", "test"]
 
 
-def test_metadata_beside_the_parts_names_images_from_there(tmp_path):
+def test_metadata_beside_the_parts_has_paths_relative_to_itself(tmp_path):
     for part in ("train", "test"):
         write_classes(tmp_path / part, 1, ("cat",))
     (tmp_path / "metadata.csv").write_text("file_name,part\ntrain/cat/0.png,first\ntest/cat/0.png,second\n")
@@ -246,14 +246,14 @@ def test_metadata_that_is_not_utf8_is_refused(tmp_path):
     assert "not UTF-8" in refused(tmp_path).what
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     error = refused(tmp_path / "nowhere")
     assert error.where == str(tmp_path / "nowhere")
     assert "folder:" in str(error.fix)
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "notes.txt").write_text("text")
     error = refused(tmp_path)
     assert "no training images" in error.what
     assert error.where == f"folder:{tmp_path}"
