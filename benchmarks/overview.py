@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.certificate_tables import markdown
-from famr.bench.paper_tables import paper_page
-from famr.bench.tables import COLUMNS, WRITERS, by_method, done, kind_of, results_page
+from benchmarks.paper.tables import paper_page
+from famr.bench.tables import COLUMNS, FORMATS, by_method, cell_kind, finished_cells, results_page
 from famr.report.markdown import as_markdown
 
 FIRST = ("methods", "table", "paper", "frontier", "requests", "concept", "style")
@@ -19,10 +19,10 @@ DETAILS = ("Every run", "Every cell", "Tuning")
 INTRODUCTION = """# Benchmarks
 
 Every figure below comes from a file in [benchmarks/results](../benchmarks/results). `make tables` makes this page from
-them, and a test fails where it is not up to date; nothing is typed by hand. The same of your own model and data:
+them, and a test fails where it is not up to date; nothing is typed by hand. The same for your own model and data:
 
     famr bench methods --data SPEC --start timm:NAME --class NAME --samples-share 0.1 --seeds 0,1,2 --output DIR
-    famr bench paper --table 1 --data SPEC --output DIR        # or --figure 1 to 4
+    python -m benchmarks.paper --table 1 --data SPEC --output DIR        # or --figure 1 to 4
 
 The methods and their numbers: [alternatives.md](alternatives.md)."""
 
@@ -41,7 +41,7 @@ TOLD = {"FAMR": "**FAMR**", "retrain": "retrained with another seed"}
 def methods_summary(content: Mapping[str, Any]) -> str:
     """All methods in a few means, as the README shows them: those nearest to retraining on a class first."""
     kinds = {
-        kind: by_method([cell for cell in done(content["cells"]) if kind_of(cell, content) == kind])
+        kind: by_method([cell for cell in finished_cells(content["cells"]) if cell_kind(cell, content) == kind])
         for kind in ("class", "samples")
     }
     shown = [column for column in COLUMNS if column.title in SHOWN]
@@ -51,7 +51,7 @@ def methods_summary(content: Mapping[str, Any]) -> str:
         for methods in kinds.values():
             for column in shown:
                 values = [found for cell in methods.get(name, ()) if (found := column.value(cell, model)) is not None]
-                means.append(WRITERS[column.write](fmean(values)) if values else "–")
+                means.append(FORMATS[column.format](fmean(values)) if values else "–")
         return means
 
     order = sorted(kinds["class"], key=lambda name: fmean(c["unlearned"]["average_gap"] for c in kinds["class"][name]))

@@ -25,7 +25,7 @@ from benchmarks.certificate_tables import (
 from benchmarks.fault_tables import fuzz_page, kills_page, soak_page
 from benchmarks.frontier_figure import draw_frontier
 from benchmarks.overview import bench_page, overview
-from famr.bench import paper_figures
+from benchmarks.paper import figures as paper_figures
 from famr.data.request import Request
 from famr.metrics.tables import COLUMNS, in_percent
 

@@ -23,7 +23,7 @@ from famr.audit.request_shadows import train_populations
 from famr.audit.shadows import Method
 from famr.audit.verdict import Audit, read_thresholds
 from famr.audit.witness import Witness
-from famr.cli.shadowing import recorded_training
+from famr.cli.shadow_models import recorded_training
 from famr.data import Data, Images
 from famr.errors import CheckpointError, RequestError
 from famr.metrics.predictions import Predictions

@@ -336,7 +336,7 @@ def test_one_of_several_processes_ends_at_once_with_its_exit_code(size: int, arg
 
 
 def test_what_was_said_before_an_end_at_once_is_not_lost() -> None:
-    program = "from famr.cli.ranked import parting\nwith parting(): print('words')"
+    program = "from famr.cli.ranked import exit_at_once\nwith exit_at_once(): print('words')"
     environment = {**os.environ, "WORLD_SIZE": "2", "PYTHONUNBUFFERED": ""}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"words\n", b"")

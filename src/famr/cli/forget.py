@@ -26,7 +26,7 @@ from famr.cli.options import (
     require_used,
 )
 from famr.cli.printing import Result, print_scores, progress, say
-from famr.cli.ranked import require_sharing
+from famr.cli.ranked import require_multi_process
 from famr.cli.resuming import note_on_resuming, resume_state
 from famr.config import FAMR
 from famr.data.request import Request
@@ -172,7 +172,7 @@ def forget_command(
     source = data.source()
     if (Path(model.model) / RECORD).is_file():
         require_used(context, USED_BY_REMOVAL.__contains__, "a certified head", "Leave it out.")
-        require_sharing("forget of a certified head")
+        require_multi_process("forget of a certified head")
         return remove_from_certified(Path(model.model), source, request.request(), output, run.device)
     task = ForgetTask(model, source, request.request(), settings(method, paper, request.style), output, options, run)
     with joined(processes, shard=shard, device=run.device) as ranks:

@@ -14,7 +14,7 @@ from famr._version import __version__
 from famr.cli import benching, request
 from famr.cli.flags import PLAIN, add_lazily
 from famr.cli.guarding import guarded, parsed, show_own_warnings
-from famr.cli.ranked import parting, require_sharing, speaks
+from famr.cli.ranked import exit_at_once, is_first_process, require_multi_process
 
 COMMANDS = {
     "demo": "Train, forget a class, retrain without it, and compare, on embedded data.",
@@ -63,7 +63,7 @@ def options_for_all(
         version: Show the version.
         debug: Show where an error was raised.
     """
-    require_sharing(context.invoked_subcommand)
+    require_multi_process(context.invoked_subcommand)
 
 
 add_lazily(app, COMMANDS, "famr.cli")
@@ -82,8 +82,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for terminals that cannot show every character
-    as_json, debug = "--json" in sys.argv and speaks(), "--debug" in sys.argv
+    as_json, debug = "--json" in sys.argv and is_first_process(), "--debug" in sys.argv
     if not debug:
         warnings.showwarning = show_own_warnings
-    with parting():
+    with exit_at_once():
         guarded(parsed(app), as_json=as_json, debug=debug)

@@ -1,4 +1,4 @@
-"""`famr bench paper`: the paper's own numbers, tables and figures, its observations, and the page of benchmarks."""
+"""`python -m benchmarks.paper`: the paper's own numbers, tables and figures, its observations; docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from benchmarks.paper.__main__ import main
+from benchmarks.paper.figures import draw_figure, epoch_means
+from benchmarks.paper.observations import observations
+from benchmarks.paper.setting import DEFAULT, SIZES, printed, size_by_name
+from benchmarks.paper.tables import paper_page, paper_table
 from PIL import Image
 
-from famr.bench.contenders import PAPER
-from famr.bench.paper_figures import curves, draw_figure
-from famr.bench.paper_setting import DEFAULT, SIZES, printed, size_called
-from famr.bench.paper_tables import paper_page, paper_table
-from famr.bench.statements import statements
+from famr.bench.methods import FAMR_PAPER
 from famr.errors import RequestError
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
@@ -62,7 +63,7 @@ def content() -> dict[str, Any]:
         runs.append({"size": size, "setting": "from scratch", **shared})
         for seed in range(4):
             noise = 0.001 * ((seed * 7 + rank) % 3)
-            for method in (PAPER, DEFAULT):
+            for method in (FAMR_PAPER, DEFAULT):
                 cells.append(
                     cell(size, method, seed, 0.012 - 0.003 * rank, 0.6 + 0.05 * rank + noise, 0.5 - 0.1 * rank)
                 )
@@ -94,7 +95,7 @@ def test_our_rows_stand_below_the_papers(content: dict[str, Any]) -> None:
     )
 
 
-def test_models_that_nothing_was_retrained_for_say_so(content: dict[str, Any]) -> None:
+def test_rows_without_a_retrained_model_are_not_available(content: dict[str, Any]) -> None:
     for each in content["cells"]:
         if each["size"] == "ViT-L":
             each["retrained"] = each["retraining"] = None
@@ -107,63 +108,61 @@ def test_models_that_nothing_was_retrained_for_say_so(content: dict[str, Any]) -
     assert "Failed: ViT-L \\(from scratch\\), FAMR, class apple, seed 3: No strength forgets." in page
 
 
-def test_statements_about_sizes_are_about_settings_with_several(content: dict[str, Any]) -> None:
-    sized = [each.setting for each in statements(content) if each.says.startswith("Larger")]
+def test_observations_about_sizes_need_a_setting_with_several_sizes(content: dict[str, Any]) -> None:
+    sized = [each.setting for each in observations(content) if each.statement.startswith("Larger")]
     alone = {**content["runs"][0], "setting": "pretrained"}
     more = {**content, "runs": [alone, *content["runs"]]}
-    assert [each.setting for each in statements(more) if each.says.startswith("Larger")] == sized
-    assert {each.setting for each in statements({**content, "runs": [alone]})} == {"pretrained"}
+    assert [each.setting for each in observations(more) if each.statement.startswith("Larger")] == sized
+    assert {each.setting for each in observations({**content, "runs": [alone]})} == {"pretrained"}
 
 
-def test_statements_are_decided_by_the_data(content: dict[str, Any]) -> None:
-    found = {each.says.split(":")[0]: each for each in statements(content)}
+def test_observations_are_decided_by_the_data(content: dict[str, Any]) -> None:
+    found = {each.statement.split(":")[0]: each for each in observations(content)}
     assert found["Larger models forget more fully"].verdict == "confirmed"
     assert found["Larger models keep more"].verdict == "confirmed"
     assert found["Larger models pay less"].verdict == "confirmed"
     assert found["Smaller models fall faster at first"].verdict == "refuted"
     assert "over 4 pairs" in found["Larger models keep more"].evidence
-    verdicts = {each.says[:12]: each.verdict for each in statements(content)}
-    assert verdicts["Forget accur"] == "confirmed"
-    assert verdicts["Answers beco"] == "confirmed"
-    assert verdicts["KL divergenc"] == "confirmed"
+    verdicts = {each.statement.split()[0]: each.verdict for each in observations(content)}
+    assert [verdicts[word] for word in ("Forget", "Predictions", "KL")] == ["confirmed"] * 3
     for each in content["cells"]:  # the other way round
         each["size"] = dict(zip(SIZES, reversed(SIZES), strict=True))[each["size"]]
         each["unlearned"]["forget_entropy"] = 2.5  # what the paper prints
-    turned = {each.says.split(":")[0]: each.verdict for each in statements(content)}
+    turned = {each.statement.split(":")[0]: each.verdict for each in observations(content)}
     assert turned["Larger models forget more fully"] == "refuted"
     assert turned["Smaller models fall faster at first"] == "confirmed"
-    assert [verdict for says, verdict in turned.items() if says.startswith("Predictions")] == ["refuted"]
+    assert [verdict for words, verdict in turned.items() if words.startswith("Predictions")] == ["refuted"]
 
 
-def test_a_statement_without_enough_data_is_undecided(content: dict[str, Any]) -> None:
+def test_an_observation_without_enough_data_is_undecided(content: dict[str, Any]) -> None:
     few = {**content, "cells": [each for each in content["cells"] if each["seed"] < 2]}
-    sized = [each for each in statements(few) if each.says.startswith(("Larger", "Smaller"))]
+    sized = [each for each in observations(few) if each.statement.startswith(("Larger", "Smaller"))]
     assert [each.verdict for each in sized] == ["undecided"] * 4
     small = {
         **content,
         "runs": content["runs"][:2],
         "cells": [c for c in content["cells"] if c["size"] in ("ViT-Ti", "ViT-S")],
     }
-    assert statements(small)[0].evidence == "not measured: there must be small and large models"
+    assert observations(small)[0].evidence == "not measured: there must be small and large models"
     noisy = json.loads(json.dumps(content))
     for each in noisy["cells"]:
         each["unlearned"]["retain_accuracy"] = 0.6 + 0.1 * ((each["seed"] + len(each["size"])) % 2)
-    kept = next(each for each in statements(noisy) if each.says.startswith("Larger models keep"))
+    kept = next(each for each in observations(noisy) if each.statement.startswith("Larger models keep"))
     assert kept.verdict == "undecided"
 
 
 def test_curves_are_means_with_intervals(content: dict[str, Any]) -> None:
-    found = curves(content)
+    found = epoch_means(content)
     assert [curve.size for curve in found] == list(SIZES)
     assert [mean.mean for mean in found[0].at["forget_kl"]] == [0.0, 1.5, 3.0, 4.5]
     end = found[0].at["retain_accuracy"][-1]
     assert end.mean == pytest.approx(60.075)
-    assert end.half == pytest.approx(0.152, abs=0.01)
-    assert len(curves(content, DEFAULT)) == 4
+    assert end.half_width == pytest.approx(0.152, abs=0.01)
+    assert len(epoch_means(content, DEFAULT)) == 4
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_figures_are_drawn_whatever_the_names(content: dict[str, Any], number: int, tmp_path: Path) -> None:
+def test_figures_are_drawn_with_any_names(content: dict[str, Any], number: int, tmp_path: Path) -> None:
     content["data"] = "$x^ <b>\n\u202e"
     for run in content["runs"][:2]:
         run["setting"] = "another $\\frac"
@@ -179,31 +178,50 @@ def test_figures_are_drawn_whatever_the_names(content: dict[str, Any], number: i
         draw_figure(content, 5, tmp_path / "none.png")
 
 
-def test_sizes_go_by_short_names() -> None:
-    assert [size_called(name) for name in ("Ti", "s", "ViT-B", "vit-l")] == list(SIZES)
+def test_sizes_have_short_names() -> None:
+    assert [size_by_name(name) for name in ("Ti", "s", "ViT-B", "vit-l")] == list(SIZES)
     with pytest.raises(RequestError, match="no model"):
-        size_called("XL")
+        size_by_name("XL")
 
 
-def test_one_command_a_table_and_one_a_figure(run: Callable[..., Any], tmp_path: Path) -> None:
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Runs the command with its output in tmp_path/paper."""
+
+    def run(*arguments: object) -> Ended:
+        try:
+            code = main(["--output", str(tmp_path / "paper"), *map(str, arguments)])
+        except SystemExit as ended:  # argparse
+            code = int(ended.code or 0)
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+def test_one_command_a_table_and_one_a_figure(paper: Callable[..., Ended], tmp_path: Path) -> None:
     out = tmp_path / "paper"
-    command = ["bench", "paper", "--output", out]
-    assert run(*command, "--figure", 1).code == 2  # nothing there yet
+    assert paper("--figure", 1).code == 2  # nothing there yet
     training = ["--epochs", 1, "--learning-rate", 3e-3, "--batch-size", 64, "--no-augment", "--device", "cpu"]
     sized = ["--data", "digits", "--little", "--size", "Ti", "--class", "3"]
-    wrong = run(*command, "--figure", 9, *sized, *training)
+    wrong = paper("--figure", 9, *sized, *training)
     assert (wrong.code, out.exists()) == (2, False)  # before anything runs
     assert "no figure 9" in wrong.err
-    made = run(*command, "--table", 1, *sized, *training)
+    made = paper("--table", 1, *sized, *training)
     assert made.code == 0, made.err
     assert "the paper's own" in made.out
     assert "digits stands in" in (out / "table-1.md").read_text(encoding="utf-8")
     assert "</table>" in (out / "table-1.html").read_text(encoding="utf-8")
     large = ["--table", 1, *sized[:-3], "L", "--class", "3", *training, "--no-retrained"]
-    alone = run(*command, *large, "--no-default")  # another size joins
+    alone = paper(*large, "--no-default")  # another size joins
     assert alone.code == 0, alone.err
     assert "default: no figures" in alone.out
-    more = run(*command, *large)
+    more = paper(*large)
     assert more.code == 0, more.err
     assert "no figures" not in more.out
     assert "not available" in more.out
@@ -211,23 +229,24 @@ def test_one_command_a_table_and_one_a_figure(run: Callable[..., Any], tmp_path:
     assert {each["size"] for each in content["cells"] if each["retrained"] is None} == {"ViT-L"}
     assert [each["size"] for each in content["runs"]] == ["ViT-Ti", "ViT-L"]
     assert [(each["size"], each["method"]) for each in content["cells"]] == [
-        (size, method) for size in ("ViT-Ti", "ViT-L") for method in (PAPER, DEFAULT)
+        (size, method) for size in ("ViT-Ti", "ViT-L") for method in (FAMR_PAPER, DEFAULT)
     ]
-    drawn = run(*command, "--figure", 1)  # from what is there, nothing runs
+    drawn = paper("--figure", 1, "--json")  # from what is there, nothing runs
     assert drawn.code == 0, drawn.err
+    assert json.loads(drawn.out)["files"] == [str(out / "figure-1.png")]
     assert (out / "figure-1.png").stat().st_size > 10_000
-    assert run(*command, "--table", 2).code == 2  # the folder is of table 1
-    assert run(*command).code == 2
-    assert run(*command, "--table", 3).code == 2
+    assert paper("--table", 2).code == 2  # the folder is of table 1
+    assert paper().code == 2
+    assert paper("--table", 3).code == 2
 
 
-def test_the_page_of_benchmarks_is_made_from_the_committed_results() -> None:
+def test_benchmarks_page_is_made_from_the_committed_results() -> None:
     from benchmarks.tables import document
 
     assert (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8") == document()
 
 
-def test_the_page_of_benchmarks_leaves_details_to_the_pages_it_links() -> None:
+def test_benchmarks_page_leaves_details_to_the_linked_pages() -> None:
     from benchmarks.overview import overview
 
     page = "# title\n\nMade from `a.json` by `make tables`.\n\nlead\n\n## Means\n\nm\n\n## Every run\n\nlong\n"
