@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 from typer.core import TyperCommand
 from typer.main import get_command
-from typer.models import OptionInfo, ParameterInfo
+from typer.models import ParameterInfo
 
 from famr.cli.printing import Result
 
@@ -190,9 +190,9 @@ def _flag(
 def _split_annotation(kind: Any) -> tuple[Any, Any]:
     """The type, and a copy of typer's own annotation of it."""
     if get_origin(kind) is not Annotated:
-        return kind, OptionInfo()
+        return kind, typer.Option()
     kind, *rest = get_args(kind)
-    return kind, copy(next((each for each in rest if isinstance(each, ParameterInfo)), OptionInfo()))
+    return kind, copy(next((each for each in rest if isinstance(each, ParameterInfo)), typer.Option()))
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
@@ -236,7 +236,7 @@ def docstring_entries(docstring: str | None, section: str) -> dict[str, str]:
         docstring: In Google's style; None has no entries.
         section: `Args` or `Attributes`.
 
-    >>> docstring_entries("Do it.\\n\\nArgs:\\n    x: A number\\n        or two.\\n    y: Text.\\n\\nReturns:\\n    Z.", "Args")
+    >>> docstring_entries("Do it.\\n\\nArgs:\\n    x: A number\\n        or two.\\n    y: Text.", "Args")
     {'x': 'A number or two.', 'y': 'Text.'}
     """
     entries: dict[str, list[str]] = {}

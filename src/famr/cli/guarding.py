@@ -45,7 +45,7 @@ class Stopped(BaseException):  # no `Exception`: code that handles errors must n
     """A signal asked the command to end."""
 
 
-class Interrupted(FamrError):
+class Interrupted(FamrError):  # noqa: N818  # its name is the kind that `--json` prints
     """How a stopped command is reported."""
 
     exit_code = INTERRUPTED

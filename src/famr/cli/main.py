@@ -29,7 +29,7 @@ COMMANDS = {
     "sign": "Sign a finished run with everything in it; do this last, as any later change breaks the signature.",
     "verify": "Verify a signed run, offline; exit code 7 where anything is not as it was signed.",
     "export": "Export the unlearned model as ONNX or torch.export, and evaluate forgetting again on what was written.",
-    "report": "Write the report of a run: request, method, results, certificate, audit, and what all that does not show.",
+    "report": "Write the report of a run: request, method, results, certificate, audit, and what they do not show.",
 }
 """One line of help for each command; `NAME` is `NAME_command` in the module `famr.cli.NAME`."""
 

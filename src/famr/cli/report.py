@@ -31,7 +31,7 @@ def report_command(
     public: Annotated[bool, typer.Option("--public")] = False,
     device: Device = "auto",
 ) -> Result:
-    """Write the report of a run: request, method, results, certificate, audit, and what all that does not show.
+    """Write the report of a run: request, method, results, certificate, audit, and what they do not show.
 
     Args:
         run: A folder that `famr forget` or `famr request run` wrote.
