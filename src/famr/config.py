@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,10 @@ from famr.optim import OPTIMISERS
 from famr.targets import TARGETS
 
 Auto = Literal["auto"]
+
+CHOICES: dict[str, Mapping[str, Any]] = {"target": TARGETS, "anchor": ANCHORS, "optimiser": OPTIMISERS}
+"""Fields of `FAMR` that name one of a mapping's entries, or "auto"."""
+
 TEMPERED = ("masked", "tempered")
 """Targets that have a temperature."""
 
@@ -25,56 +29,63 @@ class FAMR:
 
     Open fields are resolved by the request and the available data, see `famr.unlearn.resolve`. `FAMR.paper()` is the
     paper's algorithm with the paper's numbers.
+
+    Attributes:
+        target: What to predict on the forget set. See `famr.targets`.
+        temperature: τ of the masked and the tempered target. None: entropy-matched to held-out images.
+        overshoot: κ of the reference target: how much further than the target to aim. A short run stops before it
+            arrives.
+        demotion: γ: weight of a penalty that pushes forgotten classes down among the unlikely ones. Without it they are
+            never predicted, but may stay second. None: 0.03 for a masked target.
+        anchor: How distance to the original weights is measured. See `famr.anchors`.
+        strength: λ of Eq. (1): larger keeps more and forgets less. The paper's experiments call it ρ. "auto": chosen
+            within the budget.
+        budget: Share of retained accuracy that may be lost while the strength is chosen.
+        fisher_images: Retained images from which Fisher information is taken. More than the default changed nothing.
+        function_strength: λ of a function-space anchor on retained images; 0 leaves it out. None: by the optimiser.
+        function_images: Retained images a class for the function-space anchor. None: 20 for `natural`, else as many as
+            the steps can use.
+        edited_share: Share of the layers that may change, from the head backwards. None: a quarter for `natural`, all
+            for the other optimisers and for a style.
+        edit_head: Whether the head may change too. None: not for `natural`.
+        learning_rate: η of Alg. 1; for `natural` the share of the step that would bring the loss to zero if it were
+            linear. None: ½ for `natural`, the paper's 1e-4 for the others, 2e-4 for samples.
+        epochs: Passes over the forget set. None: about 48 steps; for other optimisers than `natural` at least eight
+            passes and about 100 steps.
+        batch_size: Images a step, at most. The paper names none; with the sum of Eq. (2) a larger batch takes larger
+            steps.
+        optimiser: How the weights move; `sgd` is the plain step of Alg. 1. See `famr.optim`.
+        reduction: Σ over a batch as in Eq. (2), or its mean.
+        alpha: α of Eq. (5): weight of the KL to the target.
+        beta: β of Eq. (5): weight of the style loss. None: both losses weigh the same at the start.
+        style_layer: Layer whose output is φ of Eq. (3), by its name in `module.named_modules()`.
+        style_channels_last: Whether the style layer returns (batch, height, width, channels), as Swin's do.
+        precision: Precision of the network; weights, gradients and losses stay in float32. None: bf16 on CUDA, else
+            fp32.
     """
 
     target: str | Auto = "auto"
-    """What to predict on the forget set, see `famr.targets`."""
     temperature: float | None = None
-    """τ of the masked and the tempered target. None: entropy-matched to held-out images."""
     overshoot: float | None = None
-    """κ of the reference target: how much further than the target to aim, as a short run stops before it arrives."""
     demotion: float | None = None
-    """γ: weight of a penalty that pushes forgotten classes down among the unlikely ones; without it they are never
-    predicted, but may stay second. None: 0.03 for a masked target."""
     anchor: str | Auto = "auto"
-    """How distance to the original weights is measured, see `famr.anchors`."""
     strength: float | Auto = "auto"
-    """λ of Eq. (1) (the experiments call it ρ): larger keeps more and forgets less."""
     budget: float = 0.01
-    """The share of retained accuracy that may be lost while `strength` is chosen."""
     fisher_images: int = 1000
-    """Retained images from which Fisher information is taken."""
     function_strength: float | None = None
-    """λ of a function-space anchor on retained images; 0 leaves it out."""
     function_images: int | None = None
-    """Retained images a class for that anchor. None: 20 for `natural`, else as many as the steps can use."""
     edited_share: float | None = None
-    """The share of the layers that may change, from the head backwards. None: a quarter for `natural`, all for the
-    other optimisers and for a style."""
     edit_head: bool | None = None
-    """Whether the head may change too. None: not for `natural`."""
     learning_rate: float | None = None
-    """η of Alg. 1; for `natural` the share of the step that would bring the loss to zero if it were linear. None: ½ for
-    `natural`, the paper's 1e-4 for the others."""
     epochs: int | None = None
-    """Passes over the forget set. None: about 48 steps; for other optimisers than `natural` at least eight passes and
-    about 100 steps."""
     batch_size: int = 128
-    """Images a step, at most. The paper names none; with the sum of Eq. (2) a larger batch takes larger steps."""
     optimiser: str | Auto = "auto"
-    """How the weights move, see `famr.optim`; `sgd` is the plain step of Alg. 1."""
     reduction: Reduction = "mean"
-    """Σ over a batch as in Eq. (2), or its mean."""
     alpha: float = 1.0
-    """α of Eq. (5): weight of the KL to the target."""
     beta: float | None = 0.0
-    """β of Eq. (5): weight of the style loss. None: both losses weigh the same at the start."""
     style_layer: str | None = None
-    """The layer whose output is φ of Eq. (3), by its name in `module.named_modules()`."""
     style_channels_last: bool = False
-    """For a style layer that returns (batch, height, width, channels), as Swin's do."""
     precision: Precision | None = None
-    """`bf16` runs the network in bf16; weights, gradients and losses stay in float32. None: bf16 on CUDA, else fp32."""
 
     @classmethod
     def paper(cls) -> FAMR:

@@ -27,7 +27,7 @@ class ShadowOptions:
     Attributes:
         shadows: Shadow models to train in all, for LiRA and U-LiRA.
         shadow_start: What their training starts from: scratch, or the checkpoint that was fine-tuned.
-        shadow_cache: Folder that keeps them; it is RUN.shadows by default.
+        shadow_cache: Folder that keeps them. None: RUN.shadows.
     """
 
     shadows: int | None = None
@@ -56,7 +56,7 @@ def audit_command(
         run: The run folder.
         moved: What is no longer where its records say.
         shadow: Shadow models.
-        retrained: A model trained without the forget set. Repeatable: other seeds.
+        retrained: A model trained without the forget set, one for each seed.
         thresholds: A JSON file of thresholds, fixed before the run.
         quick: Leave out relearning, rounding, export and CKA.
         seed: Of the audit.

@@ -136,7 +136,7 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> De
         scores, paper_scores = (
             compare(original.model, run.model, retrained.model, splits, device="cpu") for run in (result, paper)
         )
-        started_from = {"model": str(output_dir / "original"), "weights": None, "arguments": {}}
+        started_from: dict[str, Any] = {"model": str(output_dir / "original"), "weights": None, "arguments": {}}
         result.save(folder / "unlearned", scores=scores, original=started_from, data=source)
         rows = [asdict(row) for row in result.history]
         write_epochs(rows, f"Forgetting class {FORGOTTEN} of digits", folder / "forgetting.png")

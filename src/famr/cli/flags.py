@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 from typer.core import TyperCommand
 from typer.main import get_command
-from typer.models import ParameterInfo
+from typer.models import OptionInfo, ParameterInfo
 
 from famr.cli.printing import Result
 
@@ -178,7 +178,9 @@ def _flag(
     if choices is not None:
         words, types = [*choices, *words], []
     if info.help is None:
-        info.help = help_text(entry, default is None, choices)
+        info.help = help_text(entry, default, choices)
+        if isinstance(info, OptionInfo) and any(get_origin(part) is list for part in parts):
+            info.help += " Repeatable."
     if words:
         (other,) = types or (None,)
         info.parser = _parser(words, other)
@@ -252,25 +254,27 @@ def docstring_entries(docstring: str | None, section: str) -> dict[str, str]:
     return {name: " ".join(lines) for name, lines in entries.items()}
 
 
-SENTENCES = re.compile(r"(?<!e\.g)(?<=[.!?])\s+(?=[A-Zα-ωΑ-Ω`‖\[])")
+SENTENCES = re.compile(r"(?<!e\.g)(?<=[.!?])\s+(?=[A-ZΑ-Ωα-ω`\"‖\[])")
 
 
-def help_text(entry: str, open_by_default: bool = False, choices: Mapping[str, Any] | None = None) -> str:
-    """The help of a flag: the first sentence of its entry, what happens by default, and its choices.
+def help_text(entry: str, default: object = inspect.Parameter.empty, choices: Mapping[str, Any] | None = None) -> str:
+    """The help of a flag: the first sentence of its entry, what its default means, and its choices.
 
     Args:
         entry: From a docstring.
-        open_by_default: Whether the default is None; then the sentence on None is shown, too.
+        default: Of the parameter or field; the sentence on None or "auto" is shown where that is the default.
         choices: Each choice with an object whose docstring describes it in the first line.
 
-    >>> help_text("η of Alg. 1. None: it depends. More.", open_by_default=True)
+    >>> help_text("η of Alg. 1. None: it depends. More.", None)
     'η of Alg. 1. Default: it depends.'
     >>> help_text("Whether to compile; None: on CUDA.")
     'Whether to compile; default: on CUDA.'
     """
     first, *others = SENTENCES.split(entry)
-    shown = [first, *(sentence for sentence in others if open_by_default and sentence.startswith("None: "))]
+    opening = {"None": "None: ", "'auto'": '"auto": '}.get(repr(default))
+    sentences = [first, *(sentence for sentence in others if opening and sentence.startswith(opening))]
     for name, described in (choices or {}).items():
         line = docstring_text(described.__doc__).splitlines()[0].rstrip(".")
-        shown.append(f"{name}: {line}.")
-    return " ".join(re.sub(r"^None: ", "Default: ", text).replace("None: ", "default: ") for text in shown)
+        sentences.append(f"{name}: {line}.")
+    text = " ".join(re.sub(r'^(?:None|"auto"): ', "Default: ", sentence) for sentence in sentences)
+    return text.replace("None: ", "default: ")

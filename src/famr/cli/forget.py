@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from famr.anchors import ANCHORS
 from famr.cli.certified_head import RECORD, USED_BY_REMOVAL, remove_from_certified
 from famr.cli.flags import Fields, Given
 from famr.cli.opening import DataSource, load_retrained, open_splits, open_style_target
@@ -28,7 +27,7 @@ from famr.cli.options import (
 from famr.cli.printing import Result, print_scores, progress, say
 from famr.cli.ranked import require_multi_process
 from famr.cli.resuming import note_on_resuming, resume_state
-from famr.config import FAMR
+from famr.config import CHOICES, FAMR
 from famr.data.request import Request
 from famr.engine.distributed import ALONE, Ranks
 from famr.engine.launch import joined
@@ -37,9 +36,7 @@ from famr.errors import RequestError
 from famr.evaluation.evaluate import compare
 from famr.metrics.scores import Scores
 from famr.models import load_model
-from famr.optim import OPTIMISERS
 from famr.runs.folder import earlier_runs
-from famr.targets import TARGETS
 from famr.unlearn.forget import forget
 from famr.unlearn.history import Monitor
 from famr.unlearn.inputs import RunInputs
@@ -129,23 +126,16 @@ class ForgetTask:
 
 
 def forget_command(
+    *,
     context: typer.Context,
     model: ModelSource,
-    output: OutputOptions,
     data: ForgetDataOptions,
     request: RequestOptions,
-    method: Annotated[
-        Given,
-        Fields(
-            FAMR,
-            given=True,
-            choices={"target": TARGETS, "anchor": ANCHORS, "optimiser": OPTIMISERS},
-            defaults={"beta": None},
-        ),
-    ],
+    output: OutputOptions,
+    paper: Paper = False,
+    method: Annotated[Given, Fields(FAMR, given=True, choices=CHOICES, defaults={"beta": None})],
     options: ForgetOptions,
     run: RunOptions,
-    paper: Paper = False,
     processes: Processes = None,
     shard: Annotated[bool, typer.Option("--shard")] = False,
 ) -> Result | None:
@@ -156,13 +146,13 @@ def forget_command(
     Args:
         context: Of the command.
         model: The model that is to forget.
-        output: The folder to write.
         data: The data.
         request: What to forget.
+        output: The folder to write.
+        paper: Start from the paper's settings.
         method: Settings of the method.
         options: What the run may use, and what is checked.
         run: Seed, device, whether to resume.
-        paper: Start from the paper's settings.
         processes: How many processes there must be.
         shard: Divide the weights among the processes, not only the images.
 

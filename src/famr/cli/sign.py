@@ -15,7 +15,7 @@ from famr.data import Images
 from famr.errors import CheckpointError
 from famr.models import load_model
 from famr.provenance.keys import read_private_key
-from famr.provenance.signing import Signed, require_outside, sign_run
+from famr.provenance.signing import SignedRun, require_outside, sign_run
 from famr.provenance.statement import read_signable_run
 from famr.report.escaping import visible
 
@@ -73,7 +73,7 @@ def forgotten_images(run: Path, data: str | None, data_root: str | None) -> Imag
     return open_splits(model, facts.request, source, earlier_requests(facts.record))[1].forget
 
 
-def print_signed(signed: Signed) -> None:
+def print_signed(signed: SignedRun) -> None:
     """Print what was signed, and which files belong to the signature.
 
     Args:

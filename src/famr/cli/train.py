@@ -39,8 +39,8 @@ class ExcludedOptions:
     """What a retrained model is trained without.
 
     Attributes:
-        without_class: Leave out a class. Repeatable.
-        without_sample: Leave out a sample. Repeatable.
+        without_class: Leave out a class.
+        without_sample: Leave out a sample.
         without_samples: Leave out the samples of a CSV or TXT file.
         without_concept: Leave out the images with this value.
         without_style: Leave out the images of this style.
@@ -72,16 +72,17 @@ class ExcludedOptions:
 
 
 def train_command(
+    *,
     context: typer.Context,
     model: NewModelSource,
     data: DataOptions,
-    output: OutputOptions,
     without: ExcludedOptions,
+    output: OutputOptions,
     training: Annotated[Training, Fields(Training, skip=("augmentation",))],
-    head: HeadOptions,
-    run: RunOptions,
     augment: bool = True,
     certified_head: Annotated[bool, typer.Option("--certified-head")] = False,
+    head: HeadOptions,
+    run: RunOptions,
 ) -> Result:
     """Train or fine-tune a classifier.
 
@@ -92,13 +93,13 @@ def train_command(
         context: Of the command.
         model: Where training starts.
         data: The images.
-        output: The folder to write.
         without: What to leave out.
+        output: The folder to write.
         training: Settings of the training.
-        head: Settings of a certified head.
-        run: Seed, device, whether to resume.
         augment: Random crops, and mirror images where the data allows.
         certified_head: Train only a linear head, for (ε, δ) removal.
+        head: Settings of a certified head.
+        run: Seed, device, whether to resume.
     """
     if certified_head:
         require_used(context, lambda name: name not in NETWORK_ONLY, "a certified head", "Leave it out.")

@@ -33,8 +33,8 @@ class ScopeOptions:
     """What a request names.
 
     Attributes:
-        class_: A class, by name. Repeatable.
-        sample: A sample: id, path or index. Repeatable.
+        class_: A class, by name.
+        sample: A sample: id, path or index.
         samples: A CSV or TXT file of samples.
         hash_: SHA-256 of a file or of pixels.
         examples: A folder of pictures to search for; near copies are found, too.
