@@ -64,6 +64,7 @@ def build_command(function: Command, name: str) -> TyperCommand:
     hints = get_type_hints(function, include_extras=True)
     entries = docstring_entries(function.__doc__, "Args")
     expanded: dict[str, Fields] = {}
+    plain: list[str] = []
     flags = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for parameter in inspect.signature(function).parameters.values():
         kind = hints[parameter.name]
@@ -73,12 +74,13 @@ def build_command(function: Command, name: str) -> TyperCommand:
             expanded[parameter.name] = fields_marker
             flags += _flags_of_fields(fields_marker)
         else:
+            plain.append(parameter.name)
             flags.append(_flag(parameter.name, kind, parameter.default, entries.get(parameter.name, "")))
     flags.append(_flag("as_json", AsJson, False, ""))
 
     def call(context: typer.Context, as_json: bool, **values: Any) -> Result:  # noqa: ARG001  # `main` reads --json
         arguments = {parameter: _collect(marker, context, values) for parameter, marker in expanded.items()}
-        arguments |= {parameter: values[parameter] for parameter in hints if parameter in values}
+        arguments |= {parameter: values[parameter] for parameter in plain}
         arguments |= {parameter: context for parameter, kind in hints.items() if kind is typer.Context}
         return function(**arguments)
 
@@ -254,7 +256,7 @@ def docstring_entries(docstring: str | None, section: str) -> dict[str, str]:
     return {name: " ".join(lines) for name, lines in entries.items()}
 
 
-SENTENCES = re.compile(r"(?<!e\.g)(?<=[.!?])\s+(?=[A-ZΑ-Ωα-ω`\"‖\[])")
+SENTENCES = re.compile(r"(?<=[.!?])(?<!e\.g\.)\s+(?=[A-ZΑ-Ωα-ω`\"‖\[])")
 
 
 def help_text(entry: str, default: object = inspect.Parameter.empty, choices: Mapping[str, Any] | None = None) -> str:

@@ -13,6 +13,7 @@ from famr.cli.passphrase import read_passphrase
 from famr.cli.printing import Result
 from famr.data import Images
 from famr.errors import CheckpointError
+from famr.extras import require_extra
 from famr.models import load_model
 from famr.provenance.keys import read_private_key
 from famr.provenance.signing import SignedRun, require_outside, sign_run
@@ -40,6 +41,8 @@ def sign_command(
         data_root: Where torchvision keeps its files now.
         without_data: The forgotten images are gone: sign without commitments to them.
     """
+    for package in ("cryptography", "rfc8785"):
+        require_extra(package, "evidence")
     read_signable_run(run)
     require_outside(run, key)
     signed = sign_run(
