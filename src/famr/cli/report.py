@@ -12,10 +12,10 @@ from famr.cli.options import Device, MovedOptions, Retrained
 from famr.cli.printing import Result, say
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.extras import require_extra
+from famr.report import hub
 from famr.report.build import build_report
 from famr.report.content import Report
 from famr.report.escaping import visible
-from famr.report.hub import default_client, push_run
 from famr.report.measure import forget_thumbnails, measure
 from famr.report.records import read_run_records
 from famr.report.write import write_report
@@ -45,7 +45,9 @@ def report_command(
     """
     report = make_report(run, moved, retrained, thumbnails, device)
     page = write_report(report, run, output)
-    repository = None if push_to_hub is None else push_run(run, push_to_hub, default_client(), private=not public)
+    repository = (
+        None if push_to_hub is None else hub.push_run(run, push_to_hub, hub.default_client(), private=not public)
+    )
 
     def show() -> None:
         print(visible(report.verdict))
