@@ -116,7 +116,7 @@ def folder(original_run: Path, tmp_path_factory: pytest.TempPathFactory, digits:
     """A run on digits as the command line writes it."""
     from famr.cli.forget import ForgetOptions, ForgetTask, run_forget
     from famr.cli.opening import DataSource
-    from famr.cli.options import ModelSource, OutputOptions, RunOptions
+    from famr.cli.options import ComputeOptions, ModelSource, OutputOptions
 
     target = tmp_path_factory.mktemp("reported") / "no-3"
     run_forget(
@@ -127,7 +127,7 @@ def folder(original_run: Path, tmp_path_factory: pytest.TempPathFactory, digits:
             alg1(epochs=3, learning_rate=3e-4, batch_size=16),
             OutputOptions(output_dir=target),
             ForgetOptions(gates=False),
-            RunOptions(device="cpu", quiet=True),
+            ComputeOptions(device="cpu", quiet=True),
         )
     )
     return target

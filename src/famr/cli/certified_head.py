@@ -9,7 +9,7 @@ from pathlib import Path
 from famr.certificates.certified_head import CertifiedClassifier
 from famr.certificates.page import certificate_page
 from famr.cli.opening import DataSource
-from famr.cli.options import NewModelSource, OutputOptions, RequestOptions, RunOptions
+from famr.cli.options import ComputeOptions, NewModelSource, OutputOptions, RequestOptions
 from famr.cli.printing import Result, say
 from famr.data.request import Request
 from famr.data.splits import split
@@ -51,7 +51,7 @@ def train_certified(
     without: Request | None,
     head: HeadOptions,
     output: OutputOptions,
-    run: RunOptions,
+    run: ComputeOptions,
 ) -> Result:
     """Fit a certified head to a frozen backbone and write it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -30,40 +30,25 @@ def classes_command(
         weights: Of the model.
         data_root: Of the data.
         label_column: Of the data.
-    """
-    labels = class_names(model, data, weights, data_root, label_column)
-
-    def show() -> None:
-        for index, label in enumerate(labels):
-            print(f"{index:5d}  {visible(label)}")
-
-    return Result({"classes": labels}, show)
-
-
-def class_names(
-    model: str | None, data: str | None, weights: Path | None, root: str | None, label_column: str | None
-) -> list[str]:
-    """Class names by index.
-
-    Args:
-        model: As for `load_model`; or give `data`.
-        data: As for `open_data`.
-        weights: Of the model.
-        root: Of the data.
-        label_column: Of the data.
 
     Raises:
-        RequestError: Both are given, or none.
+        RequestError: Both a model and data are given, or none.
         CheckpointError: The checkpoint has no class names.
     """
     if (model is None) == (data is None):
         raise RequestError("Name a model or --data.", fix="famr classes runs/original")
-    if data is not None:
-        return list(open_data(data, root=root, label_column=label_column).labels)
-    assert model is not None
-    labels = load_model(model, weights=weights).labels
+    if model is None:
+        labels: Sequence[str] | None = open_data(str(data), root=data_root, label_column=label_column).labels
+    else:
+        labels = load_model(model, weights=weights).labels
     if labels is None:
         raise CheckpointError(
             "The checkpoint carries no class names.", where=model, fix="List those of its data: --data SPEC."
         )
-    return list(labels)
+    names = list(labels)
+
+    def show() -> None:
+        for index, name in enumerate(names):
+            print(f"{index:5d}  {visible(name)}")
+
+    return Result({"classes": names}, show)

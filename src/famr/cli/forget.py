@@ -13,6 +13,7 @@ from famr.cli.flags import Fields, Given
 from famr.cli.opening import DataSource, load_retrained, open_splits, open_style_target
 from famr.cli.options import (
     ByName,
+    ComputeOptions,
     DataRoot,
     LabelColumn,
     ModelSource,
@@ -20,7 +21,6 @@ from famr.cli.options import (
     Paper,
     Processes,
     RequestOptions,
-    RunOptions,
     SplitSeed,
     require_used,
 )
@@ -117,7 +117,7 @@ class ForgetTask:
     method: FAMR
     output: OutputOptions
     options: ForgetOptions = field(default_factory=ForgetOptions)
-    run: RunOptions = field(default_factory=RunOptions)
+    run: ComputeOptions = field(default_factory=ComputeOptions)
 
     def inputs(self) -> list[str | Path | None]:
         """Files and folders that are read, which the output must not overwrite."""
@@ -135,7 +135,7 @@ def forget_command(
     paper: Paper = False,
     method: Annotated[Given, Fields(FAMR, given=True, choices=CHOICES, defaults={"beta": None})],
     options: ForgetOptions,
-    run: RunOptions,
+    run: ComputeOptions,
     processes: Processes = None,
     shard: Annotated[bool, typer.Option("--shard")] = False,
 ) -> Result | None:

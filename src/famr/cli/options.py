@@ -120,7 +120,7 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class ComputeOptions:
     """How a run is made, whatever it does."""
 
     seed: Seed = 0
@@ -154,14 +154,38 @@ class RequestOptions:
         Raises:
             RequestError: It is incomplete, or names more than one kind of thing.
         """
-        from famr.data.request import Request, read_samples
+        return build_request(self.class_, self.sample, self.samples, self.concept, self.style)
 
-        return Request(
-            classes=self.class_ or (),
-            samples=[*(self.sample or []), *(read_samples(self.samples) if self.samples else [])],
-            concept=column_and_value(self.concept, "--concept") if self.concept else None,
-            style=column_and_value(self.style, "--style") if self.style else None,
-        )
+
+def build_request(
+    classes: list[str] | None,
+    sample: list[str] | None,
+    samples: Path | None,
+    concept: str | None,
+    style: str | None,
+    prefix: str = "--",
+) -> Request:
+    """A request as flags name it.
+
+    Args:
+        classes: Names of classes.
+        sample: Samples, one by one.
+        samples: A file of samples.
+        concept: COLUMN=VALUE.
+        style: COLUMN=VALUE.
+        prefix: Before the names of the flags, in errors.
+
+    Raises:
+        RequestError: It is incomplete, or names more than one kind of thing.
+    """
+    from famr.data.request import Request, read_samples
+
+    return Request(
+        classes=classes or (),
+        samples=[*(sample or []), *(read_samples(samples) if samples else [])],
+        concept=column_and_value(concept, f"{prefix}concept") if concept else None,
+        style=column_and_value(style, f"{prefix}style") if style else None,
+    )
 
 
 def require_used(context: typer.Context, is_used: Callable[[str], bool], subject: str, fix: str) -> None:

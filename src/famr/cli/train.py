@@ -11,16 +11,16 @@ import typer
 from famr.cli.certified_head import HeadOptions, train_certified
 from famr.cli.flags import Fields
 from famr.cli.options import (
+    ComputeOptions,
     DataOptions,
     NewModelSource,
     OutputOptions,
-    RunOptions,
-    column_and_value,
+    build_request,
     require_used,
 )
 from famr.cli.printing import Result, progress, say
 from famr.cli.resuming import note_on_resuming, resume_state
-from famr.data.request import Request, read_samples
+from famr.data.request import Request
 from famr.data.splits import split
 from famr.engine.devices import pick_device
 from famr.engine.inference import accuracy_on_images
@@ -58,15 +58,13 @@ class ExcludedOptions:
         Raises:
             RequestError: More than one kind of thing is named.
         """
-        concept, style = self.without_concept, self.without_style
-        request = Request(
-            classes=self.without_class or (),
-            samples=[
-                *(self.without_sample or []),
-                *(read_samples(self.without_samples) if self.without_samples else []),
-            ],
-            concept=column_and_value(concept, "--without-concept") if concept else None,
-            style=column_and_value(style, "--without-style") if style else None,
+        request = build_request(
+            self.without_class,
+            self.without_sample,
+            self.without_samples,
+            self.without_concept,
+            self.without_style,
+            "--without-",
         )
         return None if request.kind == "images" else request
 
@@ -82,7 +80,7 @@ def train_command(
     augment: bool = True,
     certified_head: Annotated[bool, typer.Option("--certified-head")] = False,
     head: HeadOptions,
-    run: RunOptions,
+    run: ComputeOptions,
 ) -> Result:
     """Train or fine-tune a classifier.
 
@@ -123,7 +121,7 @@ def run_train(
     output: OutputOptions,
     without: ExcludedOptions,
     training: Training,
-    run: RunOptions,
+    run: ComputeOptions,
 ) -> dict[str, Any]:
     """Train, evaluate on the test images, write the run folder.
 

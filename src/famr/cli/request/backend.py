@@ -12,7 +12,7 @@ import torch
 
 from famr.cli.forget import ForgetTask, run_forget
 from famr.cli.opening import DataSource
-from famr.cli.options import ModelSource, OutputOptions, RunOptions
+from famr.cli.options import ComputeOptions, ModelSource, OutputOptions
 from famr.config import FAMR
 from famr.data import Data, Images
 from famr.data.request import Request
@@ -87,7 +87,7 @@ class ModelBackend:
             request,
             FAMR.from_json(dict(plan["method"])),
             OutputOptions(output_dir=folder),
-            run=RunOptions(seed=plan["seed"], device=self.device, resume=True, quiet=self.quiet),
+            run=ComputeOptions(seed=plan["seed"], device=self.device, resume=True, quiet=self.quiet),
         )
         run_forget(task)
 
