@@ -19,7 +19,7 @@ COMMANDS = {
 app = typer.Typer(
     name="request",
     no_args_is_help=True,
-    help="Deletion requests: record them, carry them out, check that they stay forgotten.",
+    help="Record deletion requests, carry them out, check that they stay forgotten.",
     **PLAIN,  # type: ignore[arg-type]  # typer has no type for its settings
 )
 add_lazily(app, COMMANDS, "famr.cli.request")
