@@ -132,7 +132,7 @@ def add_lazily(app: typer.Typer, commands: Mapping[str, str], package: str) -> N
 
 
 def given_on_command_line(context: typer.Context, parameter: str) -> bool:
-    """Whether a flag was given, and its value is not the default.
+    """Whether the value of a flag is from the command line and not its default.
 
     Args:
         context: Of the command.
