@@ -1,4 +1,4 @@
-"""The smallest model and data on which a whole command can be tried: untrained, three classes, made in a moment."""
+"""The smallest model and data on which a whole command runs: untrained, three classes, built in a moment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def save_small(folder: Path) -> Path:
 
 
 def save_tensors(path: Path, **changes: object) -> Path:
-    """The model's weights with some replaced; None takes one away."""
+    """The model's weights with some replaced; None removes one."""
     tensors = {
         **small_model().module.state_dict(),
         **{name.replace("__", "."): value for name, value in changes.items()},

@@ -16,11 +16,8 @@ from famr.targets import TARGETS
 
 Auto = Literal["auto"]
 
-CHOICES: dict[str, Mapping[str, Any]] = {"target": TARGETS, "anchor": ANCHORS, "optimiser": OPTIMISERS}
+CHOICES: dict[str, Mapping[str, type]] = {"target": TARGETS, "anchor": ANCHORS, "optimiser": OPTIMISERS}
 """Fields of `FAMR` that name one of a mapping's entries, or "auto"."""
-
-TEMPERED = ("masked", "tempered")
-"""Targets that have a temperature."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class FAMR:
         )
 
     def __post_init__(self) -> None:
-        for name, known in (("target", TARGETS), ("anchor", ANCHORS), ("optimiser", OPTIMISERS)):
+        for name, known in CHOICES.items():
             value = getattr(self, name)
             self._require(value == "auto" or value in known, name, f"one of {', '.join(known)}, or auto")
         for name in ("temperature", "learning_rate"):
@@ -164,7 +161,9 @@ class FAMR:
         Raises:
             RequestError: A name is unknown, or a value is of the wrong kind.
         """
-        _require_known(cls, values)
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise RequestError(f"FAMR has no setting {', '.join(unknown)}.", fix=f"Known: {', '.join(sorted(known))}.")
         try:
             return cls(**values)
         except TypeError as error:  # a list or text where a number belongs
@@ -175,14 +174,32 @@ class FAMR:
 class ResolvedFAMR:
     """The settings with which a run is made: the fields of `FAMR`, and nothing is open.
 
-    Three numbers are calibrated on the run's own data: the temperature of the target where `match_entropy`, β where
-    `balance_beta`, and the strength of the anchors where `search`. Until then they hold a starting value.
+    Three numbers are calibrated on the run's own data: the temperature where it is None and the target has one, β where
+    `balance_beta`, and the strength of the anchors where `search`; until then the last two hold a starting value.
 
     Attributes:
-        temperature: None for a target that has none.
-        function_images: 0 without a function-space anchor.
-        style_layer: None where none was named.
-        match_entropy: Whether the temperature is chosen on held-out images.
+        target: Name in `TARGETS`.
+        temperature: τ; None for a target that has none, and before calibration.
+        overshoot: κ.
+        demotion: γ.
+        anchor: Name in `ANCHORS`.
+        strength: λ of the weight anchor.
+        budget: See `FAMR`.
+        fisher_images: See `FAMR`.
+        function_strength: λ of the function-space anchor; 0 without one.
+        function_images: Its retained images a class; 0 without one.
+        edited_share: See `FAMR`.
+        edit_head: See `FAMR`.
+        learning_rate: η.
+        epochs: Passes over the forget set.
+        batch_size: Images a step, at most.
+        optimiser: Name in `OPTIMISERS`.
+        reduction: See `FAMR`.
+        alpha: α.
+        beta: β.
+        style_layer: See `FAMR`; None where none was named.
+        style_channels_last: See `FAMR`.
+        precision: See `FAMR`.
         balance_beta: Whether β makes both losses weigh the same at the start.
         search: Whether the strength of the anchors is chosen within the budget.
     """
@@ -209,7 +226,6 @@ class ResolvedFAMR:
     style_layer: str | None
     style_channels_last: bool
     precision: Precision
-    match_entropy: bool = False
     balance_beta: bool = False
     search: bool = False
 
@@ -224,12 +240,15 @@ class ResolvedFAMR:
         With the mean, all steps have about as many, so that each image weighs the same; with the sum it does anyway.
 
         Args:
-            images: Of the forget set.
+            images: Of the set.
         """
-        return even_batch_size(images, self.batch_size, self.reduction)
+        if self.reduction == "sum":
+            return self.batch_size
+        steps = -(-images // self.batch_size)
+        return -(-images // steps)
 
     def images_in_step(self, images: int) -> int:
-        """The same with the retained images of the function-space anchor.
+        """Images of each step, with the retained images of the function-space anchor.
 
         Args:
             images: Of the forget set.
@@ -262,24 +281,3 @@ class ResolvedFAMR:
 
 OPTIONAL = ("temperature", "style_layer")
 """Fields that do not apply to every run."""
-
-
-def even_batch_size(images: int, batch_size: int, reduction: Reduction) -> int:
-    """Images of each step where an epoch is divided evenly.
-
-    Args:
-        images: Of the set.
-        batch_size: Images a step, at most.
-        reduction: With the sum, batches are full and the last one is short.
-
-    >>> even_batch_size(500, 128, "mean"), even_batch_size(500, 64, "sum")
-    (125, 64)
-    """
-    steps = -(-images // batch_size)
-    return batch_size if reduction == "sum" else -(-images // steps)
-
-
-def _require_known(cls: type[FAMR], values: dict[str, Any]) -> None:
-    known = {field.name for field in fields(cls)}
-    if unknown := sorted(set(values) - known):
-        raise RequestError(f"FAMR has no setting {', '.join(unknown)}.", fix=f"Known: {', '.join(sorted(known))}.")

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from famr.audit.audit import audit
+from famr.audit.style_probe import StyleLayer
 from famr.audit.verdict import Audit, read_thresholds
-from famr.audit.witness import StyleLayer
 from famr.cli.opening import OpenedRun, load_retrained, open_run
 from famr.cli.options import AlwaysResumes, Device, ForgottenRun, MovedOptions, Quiet, Seed
 from famr.cli.printing import Result, print_audit

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import torch
 
-from famr.audit.populations import Populations
-from famr.audit.request_shadows import train_populations
-from famr.audit.shadows import Method, ShadowDone
+from famr.audit.shadow_logits import ShadowLogits, train_shadow_logits
+from famr.audit.shadows import Method, Setting, ShadowDone
 from famr.cli.opening import OpenedRun, open_style_target
 from famr.cli.printing import say
 from famr.config import FAMR
@@ -51,7 +50,7 @@ class ShadowTask:
     quiet: bool = False
 
 
-def train_shadow_models(opened: OpenedRun, task: ShadowTask) -> Populations:
+def train_shadow_models(opened: OpenedRun, task: ShadowTask) -> ShadowLogits:
     """Train the shadow models that the cache does not have, and take the logits of all.
 
     Args:
@@ -74,14 +73,12 @@ def train_shadow_models(opened: OpenedRun, task: ShadowTask) -> Populations:
             how = "from the cache" if done.cached else f"trained in {done.seconds:.1f} s"
             say(f"shadow model {done.number + 1}: {how}")
 
-    return train_populations(
-        opened.splits,
-        _start(opened.original, task.start),
-        training,
+    start, splits = _start(opened.original, task.start), opened.splits
+    return train_shadow_logits(
+        Setting(start, splits.forget, splits.retain, training=training, seed=task.seed),
         _method(opened, task.device),
         task.count,
         task.cache,
-        seed=task.seed,
         device=task.device,
         on_shadow=on_shadow,
     )
@@ -133,7 +130,7 @@ def _method(opened: OpenedRun, device: str) -> Method:
         raise RequestError(
             f"Shadow models repeat the run's method, and {name!r} cannot be repeated from a record.",
             where="run.json",
-            fix="In Python: train_populations(…) with a Method of your own, and audit(…, shadows=…).",
+            fix="In Python: train_shadow_logits(…) with a Method of your own, and audit(…, shadows=…).",
         )
     values = {name: value for name, value in opened.record["method"].items() if name != "name"}
     method, style_target = FAMR.from_json(values), open_style_target(opened.style_target)

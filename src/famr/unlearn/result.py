@@ -37,13 +37,13 @@ class Unlearned:
         seed: Of every random draw.
         history: One row an evaluated epoch, the first before any step.
         device: Where it was computed.
-        why: What was picked where the method left it open, and why; empty where it did not.
+        why: The targets and anchors that were picked, and why; empty where the method left none open.
         trials: The strengths that were tried, the last one being this run's; empty where it was given.
         classes: The classes that were forgotten whole, by name.
         earlier: What the model had been made to forget before.
-        processes: How many shared the work.
+        processes: Number of processes that shared the work.
         sharded: Whether they also divided the weights.
-        seconds_of_all: Time spent on all of it once the model was on its device: targets, anchors, decoding, every
+        seconds_of_all: Time of the whole run once the model was on its device: targets, anchors, decoding, every
             strength that was tried; evaluation is not counted. None for a resumed run.
     """
 
@@ -184,7 +184,12 @@ def _with_relative_samples(request: Request, data: Mapping[str, Any] | None) -> 
 
 
 def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
-    """What was forgotten, how, and how well."""
+    """The model card: what was forgotten, how, and how well.
+
+    Args:
+        result: The outcome of the run.
+        scores: Its metrics; None where it was not evaluated.
+    """
     method = result.method
     facts = {
         "method": "FAMR",
@@ -212,8 +217,8 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
         models = {"original": scores.original, "unlearned": scores.unlearned, "retrained": scores.retrained}
         parts.append("| model | " + " | ".join(COLUMNS.values()) + " |")
         parts.append("|---|" + "---|" * len(COLUMNS))
-        for name, found in models.items():
-            cells = [in_percent(column, getattr(found, column, None)) for column in COLUMNS]
+        for name, metrics in models.items():
+            cells = [in_percent(column, getattr(metrics, column, None)) for column in COLUMNS]
             parts.append(f"| {name} | " + " | ".join(cells) + " |")
         gaps = scores.gap or {}
         cells = [in_percent(column, gaps.get(column)) for column in COLUMNS]
