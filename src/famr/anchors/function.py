@@ -41,7 +41,9 @@ class FunctionAnchor(Anchor):
     def __init__(self, session: Session, batches: Batches, seed: int, evaluation: Batches | None = None) -> None:
         self._session, self._batches, self._seed = session, batches, seed
         self._evaluation = evaluation or batches
-        self._original = session.predict(self._evaluation).logits.to(session.device)  # (images, classes), in their order
+        self._original = session.predict(self._evaluation).logits.to(
+            session.device
+        )  # (images, classes), in their order
         self.restart()
 
     @classmethod

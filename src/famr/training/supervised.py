@@ -47,13 +47,13 @@ class Training:
     Attributes:
         epochs: Passes over the images.
         batch_size: Images a step; a shorter last batch of an epoch is left out.
-        learning_rate: The largest η.
+        learning_rate: Peak learning rate.
         weight_decay: Decay of weights with more than one dimension; biases and normalisation do not decay.
         warmup_share: The share of all steps over which the learning rate rises from zero.
         label_smoothing: The share of the target's mass that is spread over all classes.
         gradient_clip: The largest norm of a step's gradient.
         augmentation: Random views of the images; None: the images as they are.
-        precision: None: bf16 on CUDA, fp32 elsewhere.
+        precision: Precision of the network. None: bf16 on CUDA, fp32 elsewhere.
         compile: Whether the network is compiled; None: on CUDA, where there are enough steps for it to pay.
     """
 
