@@ -31,15 +31,13 @@ from famr.engine.inference import predict_batches
 from famr.engine.launch import process_group
 from famr.engine.plain import PlainEngine
 from famr.errors import DataError, FamrError, RequestError
-from famr.models.activations import listen
+from famr.models.activations import capture_layer
 from small import ARCHITECTURE, ARGUMENTS, CLASSES
 
 CPU = torch.device("cpu")
 START = multiprocessing.get_context("forkserver")
 FOR_THE_BENCH = ["famr.cli.bench_running", "sklearn.datasets", "sklearn.svm"]
-START.set_forkserver_preload(
-    [__name__, "timm", "famr.cli.commands", "famr.engine.fsdp", "torch._dynamo", *FOR_THE_BENCH]
-)
+START.set_forkserver_preload([__name__, "timm", "famr.cli.forget", "famr.engine.fsdp", "torch._dynamo", *FOR_THE_BENCH])
 
 
 class Ended(NamedTuple):
@@ -208,7 +206,7 @@ def predicted(data: str, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
     rows = []
     with DistributedEngine(CPU, ranks).session(model) as session:
         own = session.predict(session.batches(images, 5))
-        with listen(session.model.module, "blocks.0", channels_last=False) as layer, torch.no_grad():
+        with capture_layer(session.model.module, "blocks.0", channels_last=False) as layer, torch.no_grad():
             for batch in session.batches(images, 5)(None):
                 session.model.module(batch.images)
                 means = layer.features(len(batch.images)).mean(dim=-1)

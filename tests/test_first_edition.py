@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy, and the working directory in which it was made."""
     folder = tmp_path / "kept"
     shutil.copytree(KEPT, folder)
+    with closing(sqlite3.connect(folder / "desk/desk.sqlite")) as desk, desk:  # it was made in another folder
+        desk.execute("UPDATE settings SET value = ? WHERE name = 'model'", (json.dumps(str(folder / "original")),))
     monkeypatch.chdir(folder)
     return folder
 

@@ -1,4 +1,4 @@
-"""Optional dependencies: imported where they are needed, with a clear error where they are missing."""
+"""Optional packages: imported where they are needed, with an error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from famr.errors import RequestError
 def require_extra(module: str, extra: str) -> ModuleType:
     """Import a module that only an extra of famr installs.
 
-    Args:
-        module: Name to import, such as `sqlalchemy`.
-        extra: Extra of famr that installs it, such as `desk` of `pip install 'famr[desk]'`.
+    Call it inside the function that needs the module, before its other imports from that package.
 
-    Returns:
-        The imported module.
+    >>> require_extra("json", "report").loads("1")
+    1
+
+    Args:
+        module: Name to import, such as ``"jinja2"`` or ``"matplotlib.figure"``.
+        extra: The extra that installs it, such as ``"report"``.
 
     Raises:
-        RequestError: The module is not installed.
-
-    >>> require_extra("json", "desk").dumps([1])
-    '[1]'
+        RequestError: The module is missing or cannot be imported.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        package = module.partition(".")[0]
         raise RequestError(
-            f"This command needs {module}, which is not installed.", fix=f"pip install 'famr[{extra}]'"
+            f"The package {package} is needed here and cannot be imported: {error}.",
+            fix=f"pip install 'famr[{extra}]'",
         ) from error

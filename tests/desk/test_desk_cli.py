@@ -1,4 +1,4 @@
-"""The desk on the command line: two requests on digits, carried out one after another, reported, looked after."""
+"""The desk on the command line: two requests on digits, carried out one after another, reported and rechecked."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def call() -> Callable[..., Outcome]:
 def listed(tmp_path_factory: pytest.TempPathFactory, digits: Data) -> Path:
     """Twenty samples that are there, and five that are not."""
     file = tmp_path_factory.mktemp("asked") / "samples.txt"
-    kept = [id_ for id_, target in zip(digits.train.ids, digits.train.targets.tolist(), strict=True) if target != 3]
-    file.write_text("\n".join([*kept[:20], *HOSTILE]), encoding="utf-8")
+    retained = [id_ for id_, target in zip(digits.train.ids, digits.train.targets.tolist(), strict=True) if target != 3]
+    file.write_text("\n".join([*retained[:20], *HOSTILE]), encoding="utf-8")
     return file
 
 
@@ -76,10 +76,10 @@ def story(
     )
 
 
-def test_requests_are_recorded_once_with_what_was_found(story: Story) -> None:
+def test_requests_are_recorded_once_with_their_search_results(story: Story) -> None:
     assert story.begun.code == story.again.code == story.second.code == 0, story
-    told, again = json.loads(story.begun.out), json.loads(story.again.out)
-    assert (told["id"], told["deadline"], told["found"], told["new"]) == ("R-0001", "2026-02-28", 146, True)
+    first, again = json.loads(story.begun.out), json.loads(story.again.out)
+    assert (first["id"], first["deadline"], first["found"], first["new"]) == ("R-0001", "2026-02-28", 146, True)
     assert (again["id"], again["received"], again["new"]) == ("R-0001", "2026-01-31", False)
     assert "found 20, not found 5" in story.second.out
     for name in HOSTILE:
@@ -89,12 +89,12 @@ def test_requests_are_recorded_once_with_what_was_found(story: Story) -> None:
 def test_runs_follow_each_other_and_earlier_requests_stay_forgotten(story: Story) -> None:
     assert story.first_run.code == story.second_run.code == 0, story
     assert "Chain of 1 run" in story.first_run.out
-    (made,) = json.loads(story.second_run.out)["runs"]
-    assert made["requests"][0]["id"] == "R-0002"
-    assert made["earlier"]["R-0001"][0] == "still forgotten"
+    (report,) = json.loads(story.second_run.out)["runs"]
+    assert report["requests"][0]["id"] == "R-0002"
+    assert report["earlier"]["R-0001"][0] == "still forgotten"
     first, second = (story.folder / f"runs/run-000{number}" for number in (1, 2))
-    for place in (first, second):
-        check_complete(place)
+    for folder in (first, second):
+        check_complete(folder)
     record = json.loads((second / "unlearning/run.json").read_text(encoding="utf-8"))
     assert record["original"]["model"] == "{run}/../run-0001"
     described = json.loads((second / "unlearning/requests.json").read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ def test_runs_follow_each_other_and_earlier_requests_stay_forgotten(story: Story
     assert described["requests"][0]["not_found"] == 5
 
 
-def test_a_model_that_knows_it_all_again_is_noticed(
+def test_a_model_that_predicts_the_forgotten_class_again_fails_the_check(
     call: Callable[..., Outcome], story: Story, original_run: Path
 ) -> None:
     checked = call("check", "-w", story.folder, "--device", "cpu")
@@ -139,11 +139,11 @@ def test_names_are_text_in_terminal_and_spreadsheet(
     }
     everything = list(csv.DictReader(io.StringIO(call("list", "-w", folder, "--csv").out)))
     assert [row["status"] for row in everything] == ["done", "done"]
-    told = json.loads(call("show", "R-0002", "-w", folder, "--json").out)
-    assert HOSTILE[4] in [each["asked"] for each in told["samples"]]
+    shown = json.loads(call("show", "R-0002", "-w", folder, "--json").out)
+    assert HOSTILE[4] in [sample["asked"] for sample in shown["samples"]]
 
 
-def test_mistakes_are_said_and_lose_nothing(
+def test_mistakes_are_refused_and_change_nothing(
     call: Callable[..., Outcome], story: Story, original_run: Path, tmp_path: Path
 ) -> None:
     folder = story.folder

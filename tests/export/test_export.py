@@ -1,8 +1,9 @@
-"""The unlearned model as ONNX and torch.export: the same answers, or nothing is written."""
+"""The unlearned model as ONNX and torch.export: the same logits, or nothing is written."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from conftest import Outcome, alg1
 from famr.engine.inference import predict
 from famr.errors import CheckpointError, GateError, RequestError
 from famr.export import exporting, programs
-from famr.export.exporting import export
+from famr.export.exporting import export_model
 from famr.export.slots import without_slots
 from famr.models.classifier import BareArchitecture
 from famr.storage.digests import check_complete, file_digest, folder_digests
@@ -43,7 +44,7 @@ def unlearned_run(result: famr.Unlearned, tmp_path_factory: pytest.TempPathFacto
     return result.save(tmp_path_factory.mktemp("export") / "run", data=FACTS)
 
 
-def pictures(model: famr.Classifier, splits: famr.Splits) -> torch.Tensor:
+def input_images(model: famr.Classifier, splits: famr.Splits) -> torch.Tensor:
     """Five retained images, as the network takes them."""
     assert splits.test is not None
     prepared = model.require_preprocessing()
@@ -52,27 +53,27 @@ def pictures(model: famr.Classifier, splits: famr.Splits) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", ["onnx", "torch-export"])
-def test_the_file_answers_as_the_model_for_any_number_of_images(
+def test_the_file_computes_the_logits_of_the_model_for_any_number_of_images(
     form: str, result: famr.Unlearned, without_three: famr.Splits, tmp_path: Path
 ) -> None:
     before = weights_of(result.model)
-    made = export(result.model, form, tmp_path / "out", splits=without_three)
-    images = pictures(result.model, without_three)
+    written = export_model(result.model, form, tmp_path / "out", splits=without_three)
+    images = input_images(result.model, without_three)
     with torch.no_grad():
-        wanted = result.model.logits(images)
+        expected = result.model.logits(images)
     for count in (1, 5):
         if form == "onnx":  # as a stranger would load it, without famr
             session = onnxruntime.InferenceSession(tmp_path / "out/model.onnx", providers=["CPUExecutionProvider"])
-            said = torch.from_numpy(session.run(["logits"], {"images": images[:count].numpy()})[0])
+            logits = torch.from_numpy(session.run(["logits"], {"images": images[:count].numpy()})[0])
         else:
-            said = torch.export.load(tmp_path / "out/model.pt2").module()(images[:count])
-        assert torch.allclose(said, wanted[:count], atol=1e-4)
+            logits = torch.export.load(tmp_path / "out/model.pt2").module()(images[:count])
+        assert torch.allclose(logits, expected[:count], atol=1e-4)
     assert all(torch.equal(a, b) for a, b in zip(before, weights_of(result.model), strict=True))
-    written = next((tmp_path / "out").glob("model.*")).read_bytes()
-    assert str(Path(torch.__file__).parents[1]).encode() not in written
-    assert str(Path(famr.__file__).parent).encode() not in written
-    assert made.measured is not None
-    assert made.measured.largest_difference < 1e-3
+    content = next((tmp_path / "out").glob("model.*")).read_bytes()
+    assert str(Path(torch.__file__).parents[1]).encode() not in content
+    assert str(Path(famr.__file__).parent).encode() not in content
+    assert written.measured is not None
+    assert written.measured.largest_difference < 1e-3
 
 
 @pytest.mark.parametrize("form", ["onnx", "torch-export"])
@@ -109,12 +110,12 @@ def test_without_its_slot_a_class_is_gone_from_head_and_labels(
     assert record["labels"] == ["0", "1", "2", "4", "5", "6", "7", "8", "9"]
     assert record["removed_classes"] == ["3"]
     model = famr.load_model(str(unlearned_run))
-    images = pictures(model, without_three)
+    images = input_images(model, without_three)
     session = onnxruntime.InferenceSession(tmp_path / "out/model.onnx", providers=["CPUExecutionProvider"])
-    said = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    logits = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
     with torch.no_grad():
-        wanted = model.logits(images)[:, [0, 1, 2, 4, 5, 6, 7, 8, 9]]
-    assert torch.allclose(said, wanted, atol=1e-4)
+        expected = model.logits(images)[:, [0, 1, 2, 4, 5, 6, 7, 8, 9]]
+    assert torch.allclose(logits, expected, atol=1e-4)
     measured = record["measured"]
     assert measured["export"]["forget_accuracy"] is None
     assert measured["export"]["retain_accuracy"] >= measured["model"]["retain_accuracy"]
@@ -126,11 +127,11 @@ def test_without_its_slot_a_class_is_gone_from_head_and_labels(
 def test_the_weights_of_a_removed_slot_are_not_in_the_copy(original: famr.Classifier) -> None:
     shrunk = without_slots(original, ["3", "7"])
     assert shrunk.labels == ("0", "1", "2", "4", "5", "6", "8", "9")
-    kept = [0, 1, 2, 4, 5, 6, 8, 9]
+    remaining = [0, 1, 2, 4, 5, 6, 8, 9]
     full, small = original.module.state_dict(), shrunk.module.state_dict()
     assert small["head.weight"].shape == (8, 64)
-    assert torch.equal(small["head.weight"], full["head.weight"][kept])
-    assert torch.equal(small["head.bias"], full["head.bias"][kept])
+    assert torch.equal(small["head.weight"], full["head.weight"][remaining])
+    assert torch.equal(small["head.bias"], full["head.bias"][remaining])
     assert all(torch.equal(small[name], full[name]) for name in full if not name.startswith("head."))
 
 
@@ -149,7 +150,7 @@ def test_other_kinds_of_heads_lose_their_slot_too(name: str) -> None:
         assert torch.allclose(shrunk.logits(images), model.logits(images)[:, [0, 2, 3]], atol=1e-5)
 
 
-def test_slots_that_cannot_be_taken_out_are_refused(original: famr.Classifier) -> None:
+def test_slots_that_cannot_be_removed_are_refused(original: famr.Classifier) -> None:
     with pytest.raises(RequestError, match="no class 'three'"):
         without_slots(original, ["three"])
     with pytest.raises(RequestError, match="nothing to choose between"):
@@ -173,11 +174,11 @@ def test_slots_that_cannot_be_taken_out_are_refused(original: famr.Classifier) -
 
     prepared = famr.Preprocessing(resize=16, crop=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)
     mixed = famr.Classifier(Mixed(4), ("a", "b", "c", "d"), prepared, Odd())
-    with pytest.raises(CheckpointError, match="without changing other answers"):
+    with pytest.raises(CheckpointError, match="without changing other logits"):
         without_slots(mixed, ["b"])
 
 
-def test_an_export_that_answers_otherwise_is_not_kept(
+def test_an_export_with_other_logits_is_not_written(
     result: famr.Unlearned, without_three: famr.Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Off(torch.nn.Module):
@@ -191,8 +192,8 @@ def test_an_export_that_answers_otherwise_is_not_kept(
 
     for by in (1.0, float("nan")):
         monkeypatch.setattr(exporting, "read_program", lambda *_, by=by: Off(by))
-        with pytest.raises(GateError, match="does not answer as the model does"):
-            export(result.model, "torch-export", tmp_path / "out", splits=without_three)
+        with pytest.raises(GateError, match="computes other logits than the model"):
+            export_model(result.model, "torch-export", tmp_path / "out", splits=without_three)
         assert list(tmp_path.iterdir()) == []
 
 
@@ -210,7 +211,7 @@ def test_without_data_the_export_says_that_it_was_not_measured(
     assert again.code == 3
 
 
-def test_bad_calls_are_refused_and_leave_nothing(
+def test_bad_calls_are_refused_and_write_nothing(
     unlearned_run: Path,
     original_run: Path,
     tmp_path: Path,
@@ -223,7 +224,7 @@ def test_bad_calls_are_refused_and_leave_nothing(
     cases: list[tuple[tuple[object, ...], int, str]] = [
         ((unlearned_run, "--format", "coreml"), 2, "Unknown format 'coreml'"),
         ((tmp_path / "gone",), 2, "no such run folder"),
-        ((tmp_path / "taken",), 4, "no finished run"),
+        ((tmp_path / "taken",), 4, "not a finished run"),
         ((original_run,), 2, "forgotten nothing"),
         ((unlearned_run, "--output-dir", tmp_path / "taken"), 2, "exists already"),
         ((unlearned_run, "--output-dir", tmp_path / "taken", "--overwrite"), 2, "did not write"),
@@ -234,8 +235,17 @@ def test_bad_calls_are_refused_and_leave_nothing(
         assert (outcome.code, words in outcome.err) == (code, True), (arguments, outcome)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
     assert folder_digests(unlearned_run) == sealed
-    monkeypatch.setattr(programs, "onnx_missing", lambda: "onnx is not installed")
-    assert "onnx is not installed" in run("export", unlearned_run, "--format", "onnx").err
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])
+def test_without_its_packages_onnx_is_refused_and_names_the_extra(
+    missing: str, unlearned_run: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    outcome = run("export", unlearned_run, "--format", "onnx")
+    assert outcome.code == 2
+    assert missing in outcome.err
+    assert "pip install 'famr[onnx]'" in outcome.err
 
 
 def test_samples_have_no_slot(
@@ -254,16 +264,16 @@ def test_a_network_too_large_for_one_onnx_file_is_refused(
 ) -> None:
     monkeypatch.setattr(programs, "LARGEST_ONNX", 1000)
     with pytest.raises(RequestError, match="too large"):
-        export(result.model, "onnx", tmp_path / "out")
+        export_model(result.model, "onnx", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_network_that_cannot_be_traced_is_refused_in_words(result: famr.Unlearned, tmp_path: Path) -> None:
-    class Moody(torch.nn.Module):
+def test_a_network_that_cannot_be_traced_is_refused(result: famr.Unlearned, tmp_path: Path) -> None:
+    class DataDependent(torch.nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return images.flatten(1)[:, : 3 if float(images.sum()) > 0 else 4]
 
-    moody = replace(result.model, module=Moody())
+    untraceable = replace(result.model, module=DataDependent())
     with pytest.raises(CheckpointError, match="cannot be exported"):
-        export(moody, "torch-export", tmp_path / "out")
+        export_model(untraceable, "torch-export", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Faults 38 to 44: full disks, signals, power cuts, and others who want the same place. All of them real."""
+"""Faults 38 to 44: full disks, signals, power cuts, and two processes at one output path. All of them are real."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Command = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("storage")
     save_small(folder / "model")
     save_pictures(folder / "data")
@@ -42,12 +42,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def forget(run: Command, place: Path) -> Command:
+def forget(run: Command, inputs: Path) -> Command:
     def call(target: Path, *options: object) -> Outcome:
-        common = ("--model", place / "model", "--data", f"folder:{place / 'data'}", "--class", "cat", *QUICK)
-        before = folder_digests(place)
+        common = ("--model", inputs / "model", "--data", f"folder:{inputs / 'data'}", "--class", "cat", *QUICK)
+        before = folder_digests(inputs)
         done = run("forget", *common, "--output-dir", target, *options)
-        assert folder_digests(place) == before
+        assert folder_digests(inputs) == before
         assert "Traceback" not in done.err
         return done
 
@@ -55,7 +55,7 @@ def forget(run: Command, place: Path) -> Command:
 
 
 def child(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process that says `ready` and then waits to be ended."""
+    """A process that prints `ready` and then waits to be ended."""
     program = [sys.executable, "-c", code, *map(str, arguments)]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -113,14 +113,14 @@ def a_small_disk(folder: Path, size: int) -> Iterator[Path]:
 
 
 @fault(38)
-def test_a_disk_that_is_full_before_the_work(tmp_path: Path, place: Path) -> None:
+def test_a_disk_that_is_full_before_the_work(tmp_path: Path, inputs: Path) -> None:
     with pytest.raises(StorageError, match="no room for the output") as caught:
         require_space(tmp_path / "run", shutil.disk_usage(tmp_path).free)
     assert caught.value.exit_code == 6
     with a_small_disk(tmp_path / "disk", 64 << 10) as disk:
-        if shutil.disk_usage(disk).free < 1 << 20:  # a disk of its own, and not only a limit
+        if shutil.disk_usage(disk).free < 1 << 20:  # a file system of its own, not only a limit
             with pytest.raises(StorageError, match="no room for the output"):
-                staging.check_output(disk / "run", False, [place / "model"])
+                staging.check_output(disk / "run", False, [inputs / "model"])
         assert not any(disk.iterdir())
     seen(38, "6 before: There is no room for the output: … needed, … free")
 
@@ -303,8 +303,8 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 @fault(40)
-def test_a_real_command_is_stopped_by_sigterm(place: Path, tmp_path: Path) -> None:
-    options = ("--model", place / "model", "--data", f"folder:{place / 'data'}", "--class", "cat", *QUICK[:2])
+def test_a_real_command_is_stopped_by_sigterm(inputs: Path, tmp_path: Path) -> None:
+    options = ("--model", inputs / "model", "--data", f"folder:{inputs / 'data'}", "--class", "cat", *QUICK[:2])
     arguments = ["forget", *options, "--epochs", 10**6, "--output-dir", tmp_path / "run"]
     program = [sys.executable, "-c", "from famr.cli.main import main; main()", *map(str, arguments)]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -318,7 +318,7 @@ def test_a_real_command_is_stopped_by_sigterm(place: Path, tmp_path: Path) -> No
         process.kill()
     assert code == 130
     assert "famr: stopped" in err
-    assert "--resume" not in err, "after less than ten seconds there is no state to go on from"
+    assert "--resume" not in err, "after less than ten seconds there is no state to resume from"
     assert "Traceback" not in err
     assert not any(tmp_path.iterdir())
 
@@ -367,7 +367,7 @@ def test_a_run_that_a_power_cut_left_half_valid_is_rejected(tmp_path: Path, dama
 
 
 @fault(42)
-def test_an_output_that_exists_is_an_input_or_a_link(forget: Command, place: Path, tmp_path: Path) -> None:
+def test_an_output_that_exists_is_an_input_or_a_link(forget: Command, inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/precious").write_text("precious", encoding="utf-8")
     (tmp_path / "link").symlink_to(tmp_path / "mine")
@@ -375,8 +375,8 @@ def test_an_output_that_exists_is_an_input_or_a_link(forget: Command, place: Pat
         (tmp_path / "mine", ()),
         (tmp_path / "mine", ("--overwrite",)),
         (tmp_path / "link", ("--overwrite",)),
-        (place / "model", ("--overwrite",)),
-        (place / "model/inside", ()),
+        (inputs / "model", ("--overwrite",)),
+        (inputs / "model/inside", ()),
     ):
         done = forget(target, *options)
         assert done.code == 2, done.err
@@ -416,8 +416,8 @@ def test_a_folder_that_cannot_be_written_to(forget: Command, tmp_path: Path) -> 
     (tmp_path / "file").write_text("", encoding="utf-8")
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
-    places = [Path("/proc/famr-run"), tmp_path / "file/run"] + ([] if os.geteuid() == 0 else [locked / "run"])
-    for target in places:
+    targets = [Path("/proc/famr-run"), tmp_path / "file/run"] + ([] if os.geteuid() == 0 else [locked / "run"])
+    for target in targets:
         done = forget(target, "--model", "a model that would be looked for if it came to that")
         assert done.code == 6, done.err
         seen(43, told(done.code, done.err))

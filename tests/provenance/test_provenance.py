@@ -1,4 +1,4 @@
-"""A signed run: what the signature covers, and that nothing of it can change unnoticed."""
+"""A signed run: what the signature covers, and that every change of it is detected."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ from conftest import Outcome, alg1
 from famr.cli.main import app
 from famr.errors import DataError, GateError, RequestError
 from famr.provenance import signing
-from famr.provenance.commitments import key_file, key_id, read_key
-from famr.provenance.keys import read_private, read_public, write_pair
-from famr.provenance.ledger import check_anchor, head_file, open_ledger, read_ledger
-from famr.provenance.signing import sign
-from famr.provenance.statement import ENVELOPE, files_of
-from famr.provenance.verifying import prove, verify
+from famr.provenance.canonical import canonical_json
+from famr.provenance.commitments import (
+    commitment_key_id,
+    default_key_path,
+    read_commitment_key,
+    read_or_create_commitment_key,
+)
+from famr.provenance.keys import read_private_key, read_public_key, write_key_pair
+from famr.provenance.ledger import check_anchor, head_path, open_ledger, read_ledger
+from famr.provenance.signing import sign_run
+from famr.provenance.statement import ENVELOPE, hash_run_files
+from famr.provenance.verifying import prove_forgotten, verify_run
 from famr.runs.folder import add_to_run
 from famr.storage.digests import COMPLETE, check_complete, file_digest
 
@@ -40,50 +46,50 @@ def result(original: famr.Classifier, without_three: famr.Splits) -> famr.Unlear
 @pytest.fixture(scope="module")
 def desk(result: famr.Unlearned, without_three: famr.Splits, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace: two keys, and a signed run in a ledger of two entries."""
-    place = tmp_path_factory.mktemp("desk")
-    write_pair(place / "key")
-    write_pair(place / "other")
+    folder = tmp_path_factory.mktemp("desk")
+    write_key_pair(folder / "key")
+    write_key_pair(folder / "other")
     scores = famr.evaluate(result, without_three, device="cpu")
     data = {"spec": "digits", "root": None, "label_column": None, "split_seed": 0}
     facts = {**data, "match_labels_by_name": False, "forget_only": False}
-    result.save(place / "run", scores=scores, data=facts)
+    result.save(folder / "run", scores=scores, data=facts)
     for number in range(2):
         added = {f"unlearning/{name}": f'{{"number": {number}}}' for name in ("certificate.json", "audit.json")}
-        add_to_run(place / "run", {**added, "unlearning/report.html": f"<p>{number}"})
-        sign(place / "run", read_private(place / "key"), without_three.forget, ledger=place / "ledger.jsonl")
-    return place
+        add_to_run(folder / "run", {**added, "unlearning/report.html": f"<p>{number}"})
+        sign_run(folder / "run", read_private_key(folder / "key"), without_three.forget, ledger=folder / "ledger.jsonl")
+    return folder
 
 
 @pytest.fixture
 def copy(desk: Path, tmp_path: Path) -> Path:
-    """A workspace of one's own, to tamper with."""
+    """A copy of the workspace, to tamper with."""
     return Path(shutil.copytree(desk, tmp_path / "desk"))
 
 
-def check(place: Path, **options: Any) -> dict[str, Any]:
-    return verify(place / "run", read_public(place / "key.pub"), **options).to_json()
+def check(folder: Path, **options: Any) -> dict[str, Any]:
+    return verify_run(folder / "run", read_public_key(folder / "key.pub"), **options).to_json()
 
 
-def statement_of(place: Path) -> dict[str, Any]:
-    envelope = json.loads((place / "run" / ENVELOPE).read_bytes())
+def statement_of(folder: Path) -> dict[str, Any]:
+    envelope = json.loads((folder / "run" / ENVELOPE).read_bytes())
     return dict(json.loads(base64.b64decode(envelope["payload"])))
 
 
-def flip(path: Path, place: int = -1) -> None:
+def flip(path: Path, index: int = -1) -> None:
     content = bytearray(path.read_bytes())
-    content[place] ^= 1
+    content[index] ^= 1
     path.write_bytes(bytes(content))
 
 
-def test_the_statement_binds_all_that_an_auditor_asks_for(desk: Path, result: famr.Unlearned) -> None:
-    said = statement_of(desk)
-    assert said["_type"] == "https://in-toto.io/Statement/v1"
-    files = {subject["name"]: subject["digest"]["sha256"] for subject in said["subject"]}
+def test_the_statement_covers_request_weights_files_and_environment(desk: Path, result: famr.Unlearned) -> None:
+    statement = statement_of(desk)
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    files = {subject["name"]: subject["digest"]["sha256"] for subject in statement["subject"]}
     on_disk = {path.relative_to(desk / "run").as_posix() for path in (desk / "run").rglob("*") if path.is_file()}
     assert set(files) == on_disk - {ENVELOPE}
     assert set(RECORDS) < set(files)
     assert all(file_digest(desk / "run" / name) == digest for name, digest in files.items())
-    predicate = said["predicate"]
+    predicate = statement["predicate"]
     assert predicate["request"] == {"kind": "class", "classes": ["3"]}
     assert predicate["original"]["weights_sha256"] == result.original.digest()
     assert predicate["unlearned"]["weights_sha256"] == result.model.digest()
@@ -97,21 +103,21 @@ def test_the_statement_binds_all_that_an_auditor_asks_for(desk: Path, result: fa
     assert len(predicate["forgotten"]["commitments"]) == predicate["metrics"]["unlearned"]["counts"]["forget"]
 
 
-def test_the_statement_names_neither_sample_nor_place_nor_key(
+def test_the_statement_names_neither_sample_nor_path_nor_key(
     original: famr.Classifier, digits: famr.data.Data, desk: Path, tmp_path: Path
 ) -> None:
     ids = digits.train.ids[:3]
     splits = famr.split(digits, famr.Request(samples=ids))
     result = famr.forget(original, splits, alg1(epochs=1), device="cpu", monitor=famr.Monitor(track_retain=False))
     result.save(tmp_path / "run")
-    sign(tmp_path / "run", read_private(desk / "key"), splits.forget)
-    said = statement_of(tmp_path)
-    assert said["predicate"]["request"] == {"kind": "samples", "samples": 3}
-    text = json.dumps(said)
+    sign_run(tmp_path / "run", read_private_key(desk / "key"), splits.forget)
+    statement = statement_of(tmp_path)
+    assert statement["predicate"]["request"] == {"kind": "samples", "samples": 3}
+    text = json.dumps(statement)
     assert str(tmp_path) not in text
     assert not any(f'"{id_}"' in text for id_ in ids)
-    secret = read_key(key_file(tmp_path / "run"))
-    assert said["predicate"]["forgotten"]["key_id"] == key_id(secret)
+    secret = read_commitment_key(default_key_path(tmp_path / "run"))
+    assert statement["predicate"]["forgotten"]["key_id"] == commitment_key_id(secret)
     for path in (tmp_path / "run").rglob("*"):
         assert not path.is_file() or secret.hex().encode() not in path.read_bytes()
 
@@ -119,22 +125,22 @@ def test_the_statement_names_neither_sample_nor_place_nor_key(
 def test_an_untouched_run_verifies_with_the_public_key_alone(desk: Path, tmp_path: Path) -> None:
     shutil.copytree(desk / "run", tmp_path / "run")
     shutil.copy(desk / "key.pub", tmp_path / "key.pub")
-    found = check(tmp_path)
-    assert found["verified"]
-    assert found["files"] == len(statement_of(desk)["subject"])
+    verified = check(tmp_path)
+    assert verified["verified"]
+    assert verified["files"] == len(statement_of(desk)["subject"])
     assert check(desk, ledger=desk / "ledger.jsonl")["seq"] == 2
     check_complete(tmp_path / "run")
     famr.load_model(str(tmp_path / "run"))
 
 
-def test_changing_any_byte_of_any_bound_file_fails_and_names_it(copy: Path) -> None:
+def test_a_changed_byte_of_any_signed_file_is_detected_and_named(copy: Path) -> None:
     names = [subject["name"] for subject in statement_of(copy)["subject"]]
     assert len(names) >= 11
     for name in names:
         path = copy / "run" / name
         content = path.read_bytes()
-        for place in (0, len(content) // 2, -1):
-            flip(path, place)
+        for index in (0, len(content) // 2, -1):
+            flip(path, index)
             with pytest.raises(GateError, match="not what was signed: 1 difference") as caught:
                 check(copy)
             assert caught.value.where == f"changed: {name}"
@@ -152,7 +158,7 @@ def test_changing_any_byte_of_any_bound_file_fails_and_names_it(copy: Path) -> N
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, ".hidden", "unlearning/more.json", "deep/er/file"])
-def test_an_added_file_is_named_as_text(copy: Path, name: str, run: Callable[..., Outcome]) -> None:
+def test_an_added_file_is_detected_and_named_as_text(copy: Path, name: str, run: Callable[..., Outcome]) -> None:
     path = copy / "run" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("more", encoding="utf-8")
@@ -167,10 +173,10 @@ def test_an_added_file_is_named_as_text(copy: Path, name: str, run: Callable[...
     assert where == f"  where: added: {shown}"
 
 
-def test_links_and_names_that_are_no_text_are_neither_signed_nor_verified(
+def test_links_and_names_that_are_not_unicode_are_neither_signed_nor_verified(
     copy: Path, without_three: famr.Splits
 ) -> None:
-    key = read_private(copy / "key")
+    key = read_private_key(copy / "key")
     for make in (
         lambda path: path.symlink_to(copy / "key.pub"),
         lambda path: path.symlink_to(copy),
@@ -182,12 +188,12 @@ def test_links_and_names_that_are_no_text_are_neither_signed_nor_verified(
             check(copy)
         assert caught.value.where == "not an ordinary file: 'odd\\udce9'"
         with pytest.raises(RequestError, match="cannot be signed"):
-            sign(copy / "run", key, without_three.forget)
+            sign_run(copy / "run", key, without_three.forget)
         odd.unlink()
     check(copy)
 
 
-def test_a_bound_file_behind_a_link_is_not_taken_for_it(copy: Path) -> None:
+def test_a_signed_file_may_not_be_replaced_by_a_link(copy: Path) -> None:
     (copy / "run/config.json").rename(copy / "config.json")
     (copy / "run/config.json").symlink_to(copy / "config.json")
     with pytest.raises(GateError) as caught:
@@ -198,17 +204,17 @@ def test_a_bound_file_behind_a_link_is_not_taken_for_it(copy: Path) -> None:
 def test_a_changed_envelope_and_another_key_fail(copy: Path) -> None:
     envelope = copy / "run" / ENVELOPE
     content = envelope.read_bytes()
-    for place in range(0, len(content), max(1, len(content) // 40)):
-        flip(envelope, place)
+    for index in range(0, len(content), max(1, len(content) // 40)):
+        flip(envelope, index)
         with pytest.raises(GateError):
             check(copy)
         envelope.write_bytes(content)
-    said = statement_of(copy)
-    said["predicate"]["metrics"]["unlearned"]["forget_accuracy"] = 0.0
+    statement = statement_of(copy)
+    statement["predicate"]["metrics"]["unlearned"]["forget_accuracy"] = 0.0
     forged = json.loads(content)
-    forged["payload"] = base64.b64encode(famr.provenance.canonical.canonical(said)).decode()
-    envelope.write_bytes(famr.provenance.canonical.canonical(forged) + b"\n")
-    with pytest.raises(GateError, match="signature does not fit") as caught:
+    forged["payload"] = base64.b64encode(canonical_json(statement)).decode()
+    envelope.write_bytes(canonical_json(forged) + b"\n")
+    with pytest.raises(GateError, match="signature is invalid") as caught:
         check(copy)
     assert ENVELOPE in str(caught.value.where)
     envelope.write_bytes(content)
@@ -217,17 +223,17 @@ def test_a_changed_envelope_and_another_key_fail(copy: Path) -> None:
         check(copy)
 
 
-def test_an_unsigned_run_says_so_loudly(copy: Path, run: Callable[..., Outcome]) -> None:
+def test_an_unsigned_run_fails_verification(copy: Path, run: Callable[..., Outcome]) -> None:
     (copy / "run" / ENVELOPE).unlink()
     outcome = run("verify", copy / "run", "--key", copy / "key.pub")
     assert outcome.code == 7
     assert "UNSIGNED" in outcome.err
-    for place in (copy, copy / "nowhere"):
-        with pytest.raises(RequestError, match=r"no run folder|no such run"):
-            verify(place, read_public(copy / "key.pub"))
+    for path in (copy, copy / "nowhere"):
+        with pytest.raises(RequestError, match=r"not a run folder|no such run"):
+            verify_run(path, read_public_key(copy / "key.pub"))
 
 
-def test_the_envelope_alone_verifies_and_says_that_the_files_were_not_checked(
+def test_the_envelope_alone_verifies_with_a_note_that_files_were_not_checked(
     desk: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     shutil.copy(desk / "run" / ENVELOPE, tmp_path / "sent.json")
@@ -235,107 +241,105 @@ def test_the_envelope_alone_verifies_and_says_that_the_files_were_not_checked(
     assert outcome.code == 0
     assert "FILES NOT CHECKED" in outcome.out
     assert "NOT CHECKED: " in outcome.out.partition("ledger")[2]
-    assert verify(tmp_path / "sent.json", read_public(desk / "key.pub"), ledger=desk / "ledger.jsonl").seq == 2
+    assert verify_run(tmp_path / "sent.json", read_public_key(desk / "key.pub"), ledger=desk / "ledger.jsonl").seq == 2
     assert run("verify", desk / "key.pub", "--key", desk / "key.pub").code == 7
 
 
 def test_signing_again_is_harmless_and_signing_a_changed_run_is_a_new_entry(
     copy: Path, without_three: famr.Splits
 ) -> None:
-    key, ledger = read_private(copy / "key"), copy / "ledger.jsonl"
+    key, ledger = read_private_key(copy / "key"), copy / "ledger.jsonl"
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    again = sign(copy / "run", key, without_three.forget, ledger=ledger)
+    again = sign_run(copy / "run", key, without_three.forget, ledger=ledger)
     assert again.kept
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
     add_to_run(copy / "run", {"unlearning/report.html": "<p>new"})
     with pytest.raises(GateError, match="2 differences") as caught:
         check(copy)
     assert caught.value.where == f"changed: {COMPLETE}; changed: unlearning/report.html"
-    anew = sign(copy / "run", key, without_three.forget, ledger=ledger)
+    anew = sign_run(copy / "run", key, without_three.forget, ledger=ledger)
     assert (anew.kept, anew.seq) == (False, 3)
     check(copy, ledger=ledger)
     check_complete(copy / "run")
-    assert read_key(key_file(copy / "run")).hex() in before[key_file(copy / "run")].decode()
+    assert read_commitment_key(default_key_path(copy / "run")).hex() in before[default_key_path(copy / "run")].decode()
 
 
-def test_a_run_signed_without_a_ledger_is_signed_anew_to_be_entered_in_one(
-    copy: Path, without_three: famr.Splits
-) -> None:
-    key, ledger = read_private(copy / "key"), copy / "ledger.jsonl"
+def test_a_run_signed_without_a_ledger_is_signed_again_for_one(copy: Path, without_three: famr.Splits) -> None:
+    key, ledger = read_private_key(copy / "key"), copy / "ledger.jsonl"
     (copy / "run" / ENVELOPE).unlink()
-    sign(copy / "run", key, without_three.forget)
+    sign_run(copy / "run", key, without_three.forget)
     with pytest.raises(GateError, match="signed without a ledger"):
         check(copy, ledger=ledger)
-    anew = sign(copy / "run", key, without_three.forget, ledger=ledger)
+    anew = sign_run(copy / "run", key, without_three.forget, ledger=ledger)
     assert (anew.kept, anew.seq) == (False, 3)
     assert check(copy, ledger=ledger)["seq"] == 3
-    assert sign(copy / "run", key, without_three.forget).kept  # without naming it again, it stays in its ledger
+    assert sign_run(copy / "run", key, without_three.forget).kept  # without naming it again, it stays in its ledger
 
 
-def test_a_signer_that_was_killed_finishes_once(
+def test_a_killed_signing_is_completed_by_the_next_call(
     copy: Path, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, ledger = read_private(copy / "key"), copy / "ledger.jsonl"
+    key, ledger = read_private_key(copy / "key"), copy / "ledger.jsonl"
     add_to_run(copy / "run", {"unlearning/report.html": "<p>new"})
-    for step in ("commit", "enveloped", "append"):
+    for step in ("commit_images", "sign_envelope", "append_entry"):
         with monkeypatch.context() as patched:
             patched.setattr(signing, step, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                sign(copy / "run", key, without_three.forget, ledger=ledger)
+                sign_run(copy / "run", key, without_three.forget, ledger=ledger)
     (copy / "run" / f".{ENVELOPE}.123.tmp").write_text("half", encoding="utf-8")
     with pytest.raises(GateError, match="1 difference"):
         check(copy)
-    sign(copy / "run", key, without_three.forget, ledger=ledger)
+    sign_run(copy / "run", key, without_three.forget, ledger=ledger)
     assert len(read_ledger(ledger, key.public_key()).entries) == 4
     check(copy, ledger=ledger)
 
 
-def test_an_image_can_be_shown_to_have_been_forgotten(
+def test_an_image_can_be_proved_to_be_in_the_forget_set(
     desk: Path, digits: famr.data.Data, without_three: famr.Splits, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     assert without_three.retain is not None
     for name, images in (("forgotten", without_three.forget), ("retained", without_three.retain)):
         images.decode(int(images.rows[0])).save(tmp_path / f"{name}.png")
-    verified = verify(desk / "run", read_public(desk / "key.pub"))
-    prove(verified, tmp_path / "forgotten.png", key_file(desk / "run"))
-    with pytest.raises(GateError, match="No forgotten image"):
-        prove(verified, tmp_path / "retained.png", key_file(desk / "run"))
-    famr.provenance.commitments.key_at(tmp_path / "other")
+    verified = verify_run(desk / "run", read_public_key(desk / "key.pub"))
+    prove_forgotten(verified, tmp_path / "forgotten.png", default_key_path(desk / "run"))
+    with pytest.raises(GateError, match="No forget image"):
+        prove_forgotten(verified, tmp_path / "retained.png", default_key_path(desk / "run"))
+    read_or_create_commitment_key(tmp_path / "other")
     with pytest.raises(RequestError, match="another run"):
-        prove(verified, tmp_path / "forgotten.png", tmp_path / "other")
+        prove_forgotten(verified, tmp_path / "forgotten.png", tmp_path / "other")
     shown = run("verify", desk / "run", "--key", desk / "key.pub", "--image", tmp_path / "forgotten.png")
     assert shown.code == 0
     assert "was forgotten" in shown.out
     assert run("verify", desk / "run", "--key", desk / "key.pub", "--image", tmp_path / "retained.png").code == 7
 
 
-def test_data_that_has_changed_since_the_run_is_not_committed_to(copy: Path, without_three: famr.Splits) -> None:
+def test_changed_data_is_not_committed_to(copy: Path, without_three: famr.Splits) -> None:
     (copy / "run" / ENVELOPE).unlink()
     assert without_three.retain is not None
     with pytest.raises(DataError, match="the data now has"):
-        sign(copy / "run", read_private(copy / "key"), without_three.retain)
+        sign_run(copy / "run", read_private_key(copy / "key"), without_three.retain)
     assert not (copy / "run" / ENVELOPE).exists()
 
 
-def test_the_commands_tell_the_whole_story(copy: Path, run: Callable[..., Outcome]) -> None:
+def test_the_commands_make_sign_and_verify(copy: Path, run: Callable[..., Outcome]) -> None:
     (copy / "run" / ENVELOPE).unlink()
     made = run("keygen", copy / "mine", "--json")
-    told = json.loads(made.out)["fingerprint"]
+    fingerprint = json.loads(made.out)["fingerprint"]
     signed = run("sign", copy / "run", "--key", copy / "mine", "--ledger", copy / "mine.jsonl", "--json")
     assert signed.code == 0, signed.err
     facts = json.loads(signed.out)
-    assert (facts["key"], facts["seq"], facts["kept"]) == (told, 1, False)
+    assert (facts["key"], facts["seq"], facts["kept"]) == (fingerprint, 1, False)
     assert facts["commitments"] > 100
     options = ("--key", copy / "mine.pub", "--ledger", copy / "mine.jsonl", "--anchor", facts["ledger"]["anchor"])
     verified = run("verify", copy / "run", *options)
     assert verified.code == 0
     assert "class 3" in verified.out
-    assert told in verified.out
+    assert fingerprint in verified.out
     assert "not that the model has forgotten" in verified.err
     assert "unchanged since" in run("sign", copy / "run", "--key", copy / "mine", "--ledger", copy / "mine.jsonl").out
 
 
-def test_a_run_without_its_data_can_be_signed_and_says_what_is_missing(
+def test_a_run_without_its_data_is_signed_with_the_reason_for_missing_commitments(
     copy: Path, without_three: famr.Splits, run: Callable[..., Outcome]
 ) -> None:
     (copy / "run" / ENVELOPE).unlink()
@@ -344,27 +348,25 @@ def test_a_run_without_its_data_can_be_signed_and_says_what_is_missing(
     assert "commitments none" in signed.out
     forgotten = check(copy)["statement"]["predicate"]["forgotten"]
     assert forgotten["commitments"] is None
-    assert forgotten["not_available"] == "the forgotten images were not at hand"
+    assert forgotten["not_available"] == "the forgotten images were not available"
     proof = run("verify", copy / "run", "--key", copy / "key.pub", "--image", copy / "key.pub")
     assert proof.code == 7
     assert "without commitments" in proof.err
 
 
-def test_bad_calls_are_refused_in_words_and_change_nothing(
-    copy: Path, original_run: Path, run: Callable[..., Outcome]
-) -> None:
+def test_bad_calls_are_refused_and_change_nothing(copy: Path, original_run: Path, run: Callable[..., Outcome]) -> None:
     (copy / "empty").mkdir()
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     signed = ("sign", copy / "run", "--key", copy / "key")
     cases: list[tuple[tuple[object, ...], int, str]] = [
         (("sign", copy / "run", "--key", copy / "gone"), 2, "cannot be read"),
         (("sign", copy / "gone", "--key", copy / "key"), 2, "no such run folder"),
-        (("sign", copy / "empty", "--key", copy / "key"), 4, "no finished run"),
+        (("sign", copy / "empty", "--key", copy / "key"), 4, "not a finished run"),
         (("sign", original_run, "--key", copy / "key"), 2, "forgotten nothing"),
-        (("sign", copy / "run", "--key", copy / "run/README.md"), 2, "may not lie in the run folder"),
-        ((*signed, "--commitment-key", copy / "run/secret"), 2, "may not lie in the run folder"),
-        ((*signed, "--ledger", copy / "run/ledger"), 2, "may not lie in the run folder"),
-        (("sign", copy / "run", "--key", copy / "other"), 2, "not yours"),
+        (("sign", copy / "run", "--key", copy / "run/README.md"), 2, "must be outside the run folder"),
+        ((*signed, "--commitment-key", copy / "run/secret"), 2, "must be outside the run folder"),
+        ((*signed, "--ledger", copy / "run/ledger"), 2, "must be outside the run folder"),
+        (("sign", copy / "run", "--key", copy / "other"), 2, "not by this key"),
         (("sign", copy / "run", "--key", copy / "other", "--ledger", copy / "ledger.jsonl"), 7, "not signed with this"),
         (("verify", copy / "run", "--key", copy / "gone"), 2, "cannot be read"),
         (("verify", copy / "run", "--key", copy / "key.pub", "--ledger", copy / "gone"), 2, "no such ledger"),
@@ -385,7 +387,7 @@ def test_a_hostile_class_name_is_shown_as_text(
 
     hostile = replace(result, request=famr.Request(classes=["".join(HOSTILE)]))
     hostile.save(tmp_path / "run")
-    sign(tmp_path / "run", read_private(desk / "key"), None, why_none="gone")
+    sign_run(tmp_path / "run", read_private_key(desk / "key"), None, reason_missing="gone")
     outcome = run("verify", tmp_path / "run", "--key", desk / "key.pub")
     assert outcome.code == 0
     assert all(line.isprintable() for line in outcome.out.splitlines())
@@ -398,36 +400,36 @@ def test_a_retrained_model_can_be_signed_too(
 ) -> None:
 
     trained.save(tmp_path / "run", without=without_three.request)
-    sign(tmp_path / "run", read_private(desk / "key"), without_three.forget)
-    said = verify(tmp_path / "run", read_public(desk / "key.pub")).statement["predicate"]
-    assert said["request"]["classes"] == ["3"]
-    assert said["original"]["weights_sha256"] is None
-    assert said["unlearned"]["weights_sha256"] == trained.model.digest()
-    assert said["configuration"]["training"]["epochs"] == trained.training.epochs
+    sign_run(tmp_path / "run", read_private_key(desk / "key"), without_three.forget)
+    predicate = verify_run(tmp_path / "run", read_public_key(desk / "key.pub")).statement["predicate"]
+    assert predicate["request"]["classes"] == ["3"]
+    assert predicate["original"]["weights_sha256"] is None
+    assert predicate["unlearned"]["weights_sha256"] == trained.model.digest()
+    assert predicate["configuration"]["training"]["epochs"] == trained.training.epochs
 
 
 def test_the_ledger_of_another_workspace_is_refused(copy: Path, without_three: famr.Splits) -> None:
-    key, ours, theirs = read_private(copy / "key"), copy / "ledger.jsonl", copy / "theirs.jsonl"
+    key, ours, theirs = read_private_key(copy / "key"), copy / "ledger.jsonl", copy / "theirs.jsonl"
     open_ledger(theirs, key)
     with pytest.raises(GateError, match="another workspace"):
         check(copy, ledger=theirs)
     before = theirs.read_bytes(), (copy / "run" / ENVELOPE).read_bytes()
     with pytest.raises(RequestError, match="another workspace"):
-        sign(copy / "run", key, without_three.forget, ledger=theirs)
+        sign_run(copy / "run", key, without_three.forget, ledger=theirs)
     assert (theirs.read_bytes(), (copy / "run" / ENVELOPE).read_bytes()) == before
-    head_file(theirs).write_bytes(head_file(ours).read_bytes())
+    head_path(theirs).write_bytes(head_path(ours).read_bytes())
     for call in (lambda: check(copy, ledger=theirs), lambda: open_ledger(theirs, key)):
         with pytest.raises(GateError, match="different workspaces") as caught:
             call()
         assert "theirs.jsonl: entry 0" in str(caught.value.where)
 
 
-def test_a_run_that_is_not_in_its_ledger_is_found_out(copy: Path) -> None:
+def test_a_run_missing_from_its_ledger_is_detected(copy: Path) -> None:
     envelope = (copy / "run" / ENVELOPE).read_bytes()
     add_to_run(copy / "run", {"unlearning/report.html": "<p>new"})
-    key = read_private(copy / "key")
+    key = read_private_key(copy / "key")
     old = {name: (copy / name).read_bytes() for name in ("ledger.jsonl", "ledger.jsonl.head")}
-    sign(copy / "run", key, None, why_none="gone", ledger=copy / "ledger.jsonl")
+    sign_run(copy / "run", key, None, reason_missing="gone", ledger=copy / "ledger.jsonl")
     assert (copy / "run" / ENVELOPE).read_bytes() != envelope
     anchor = read_ledger(copy / "ledger.jsonl", key.public_key()).anchor
     for name, content in old.items():  # ledger and head rolled back together
@@ -438,15 +440,15 @@ def test_a_run_that_is_not_in_its_ledger_is_found_out(copy: Path) -> None:
         check_anchor(read_ledger(copy / "ledger.jsonl", key.public_key()), anchor)
 
 
-def test_the_files_of_a_folder_are_listed_whatever_their_depth(tmp_path: Path) -> None:
+def test_files_are_hashed_at_any_depth(tmp_path: Path) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/b/c").write_bytes(b"")
     (tmp_path / ENVELOPE).write_bytes(b"itself")
     (tmp_path / "a" / ENVELOPE).write_bytes(b"another")
-    assert list(files_of(tmp_path).digests) == ["a/b/c", f"a/{ENVELOPE}"]
+    assert list(hash_run_files(tmp_path).digests) == ["a/b/c", f"a/{ENVELOPE}"]
 
 
-def test_the_commands_are_there() -> None:
+def test_the_commands_exist() -> None:
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     assert {"keygen", "sign", "verify", "export"} <= names
 

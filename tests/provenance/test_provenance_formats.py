@@ -8,6 +8,8 @@ import json
 import math
 import os
 import struct
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,16 @@ from PIL import Image
 
 from famr.data import Data, Images
 from famr.errors import FamrError, GateError, RequestError
-from famr.provenance.canonical import canonical, parse, signable
-from famr.provenance.commitments import commit, commit_file, key_at, key_id, read_key
-from famr.provenance.dsse import enveloped, opened
-from famr.provenance.keys import fingerprint, read_private, read_public, write_pair
+from famr.provenance.canonical import canonical_json, parse_json, signable
+from famr.provenance.commitments import (
+    commit_image_file,
+    commit_images,
+    commitment_key_id,
+    read_commitment_key,
+    read_or_create_commitment_key,
+)
+from famr.provenance.dsse import open_envelope, sign_envelope
+from famr.provenance.keys import key_fingerprint, read_private_key, read_public_key, write_key_pair
 
 KIND = "application/x-test"
 
@@ -36,11 +44,11 @@ def test_the_example_of_rfc_8785() -> None:
         "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/",
         "literals": [null, true, false]
     }"""
-    wanted = (
+    expected = (
         '{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],'
         '"string":"€$\\u000f\\nA\'B\\"\\\\\\\\\\"/"}'
     )
-    assert canonical(parse(given_json)) == wanted.encode()
+    assert canonical_json(parse_json(given_json)) == expected.encode()
 
 
 def test_keys_are_sorted_by_utf_16_code_units() -> None:
@@ -54,12 +62,12 @@ def test_keys_are_sorted_by_utf_16_code_units() -> None:
         "\u0080": "Control",
         "\u00f6": "Latin Small Letter O With Diaeresis",
     }
-    order = list(json.loads(canonical(values)))
+    order = list(json.loads(canonical_json(values)))
     assert order == ["\r", "1", "\u0080", "\u00f6", "\u20ac", "\U0001f600", "\ufb33"]
 
 
 @pytest.mark.parametrize(
-    ("bits", "wanted"),
+    ("bits", "expected"),
     [  # Appendix B
         ("0000000000000000", "0"),
         ("8000000000000000", "0"),
@@ -85,15 +93,15 @@ def test_keys_are_sorted_by_utf_16_code_units() -> None:
         ("43143ff3c1cb0959", "1424953923781206.2"),
     ],
 )
-def test_numbers_are_written_as_ecmascript_writes_them(bits: str, wanted: str) -> None:
+def test_numbers_are_written_as_ecmascript_writes_them(bits: str, expected: str) -> None:
     (number,) = struct.unpack(">d", bytes.fromhex(bits))
-    assert canonical([number]).decode() == f"[{wanted}]"
+    assert canonical_json([number]).decode() == f"[{expected}]"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 2**53, "\ud800", {"\udfff": 1}, {1: 2}, object()])
-def test_what_has_no_canonical_form_is_refused(bad: object) -> None:
+def test_values_without_a_canonical_form_are_refused(bad: object) -> None:
     with pytest.raises(RequestError, match="no canonical JSON"):
-        canonical([bad])
+        canonical_json([bad])
 
 
 JSON_VALUES = st.recursive(
@@ -106,27 +114,27 @@ JSON_VALUES = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(JSON_VALUES)
 def test_whatever_is_signable_has_one_form_that_reading_gives_back(value: object) -> None:
-    form = canonical(signable(value))
-    assert canonical(parse(form)) == form
+    form = canonical_json(signable(value))
+    assert canonical_json(parse_json(form)) == form
     shuffled = json.loads(form, object_pairs_hook=lambda pairs: dict(reversed(pairs)), parse_int=float)
-    assert canonical(shuffled) == form
+    assert canonical_json(shuffled) == form
 
 
 @settings(max_examples=150, deadline=None)
-@given(payload=st.binary(max_size=40), place=st.integers(0, 10_000), flip=st.integers(1, 255))
-def test_no_byte_of_an_envelope_can_change(payload: bytes, place: int, flip: int) -> None:
+@given(payload=st.binary(max_size=40), index=st.integers(0, 10_000), flip=st.integers(1, 255))
+def test_no_byte_of_an_envelope_can_change(payload: bytes, index: int, flip: int) -> None:
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
-    content = enveloped(KIND, payload, key)
-    assert opened(content, KIND, key.public_key(), "here") == payload
+    content = sign_envelope(KIND, payload, key)
+    assert open_envelope(content, KIND, key.public_key(), "here") == payload
     changed = bytearray(content)
-    changed[place % len(content)] ^= flip
+    changed[index % len(content)] ^= flip
     with pytest.raises(GateError):
-        opened(bytes(changed), KIND, key.public_key(), "here")
+        open_envelope(bytes(changed), KIND, key.public_key(), "here")
 
 
-def test_an_envelope_has_one_spelling() -> None:
+def test_an_envelope_has_exactly_one_encoding() -> None:
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
-    content = enveloped(KIND, b"1", key)
+    content = sign_envelope(KIND, b"1", key)
     envelope = json.loads(content)
     assert envelope["payload"] == "MQ=="
     for other in (
@@ -134,27 +142,27 @@ def test_an_envelope_has_one_spelling() -> None:
         content + b"\n",
         b" " + content,
         json.dumps(envelope, indent=2).encode() + b"\n",
-        canonical(envelope | {"note": "more"}) + b"\n",
-        canonical(envelope | {"payload": "MR=="}) + b"\n",  # base64 that decodes to the same byte
+        canonical_json(envelope | {"note": "more"}) + b"\n",
+        canonical_json(envelope | {"payload": "MR=="}) + b"\n",  # base64 that decodes to the same byte
         content.replace(b'{"payload"', b'{"payload":"","payload"'),
     ):
         with pytest.raises(GateError, match="changed or damaged"):
-            opened(other, KIND, key.public_key(), "here")
+            open_envelope(other, KIND, key.public_key(), "here")
 
 
-def test_an_envelope_of_another_key_kind_or_signature_is_told_apart() -> None:
+def test_an_envelope_of_another_key_type_or_signature_is_refused() -> None:
     key, other = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
-    content = enveloped(KIND, b"{}", key)
+    content = sign_envelope(KIND, b"{}", key)
     with pytest.raises(GateError, match="not signed with this key") as caught:
-        opened(content, KIND, other.public_key(), "here")
-    assert fingerprint(key.public_key()) in str(caught.value)
-    with pytest.raises(GateError, match="holds 'application/x-test'"):
-        opened(content, "text/plain", key.public_key(), "here")
-    forged = enveloped(KIND, b"{}", other).replace(
-        fingerprint(other.public_key()).encode(), fingerprint(key.public_key()).encode()
+        open_envelope(content, KIND, other.public_key(), "here")
+    assert key_fingerprint(key.public_key()) in str(caught.value)
+    with pytest.raises(GateError, match="it holds 'application/x-test'"):
+        open_envelope(content, "text/plain", key.public_key(), "here")
+    forged = sign_envelope(KIND, b"{}", other).replace(
+        key_fingerprint(other.public_key()).encode(), key_fingerprint(key.public_key()).encode()
     )
-    with pytest.raises(GateError, match="signature does not fit"):
-        opened(forged, KIND, key.public_key(), "here")
+    with pytest.raises(GateError, match="signature is invalid"):
+        open_envelope(forged, KIND, key.public_key(), "here")
 
 
 @pytest.mark.parametrize(
@@ -170,49 +178,49 @@ def test_an_envelope_of_another_key_kind_or_signature_is_told_apart() -> None:
         b'{"payload":"","payloadType":"\\ud800","signatures":[{"keyid":"","sig":""}]}\n',
     ],
 )
-def test_what_is_no_envelope_is_called_so(content: bytes) -> None:
+def test_content_that_is_not_an_envelope_is_refused(content: bytes) -> None:
     key = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key()
     with pytest.raises(GateError, match="changed or damaged"):
-        opened(content, KIND, key, "here")
+        open_envelope(content, KIND, key, "here")
 
 
 def test_a_new_pair_signs_and_verifies_and_the_secret_is_private(tmp_path: Path) -> None:
-    told = write_pair(tmp_path / "key")
-    private, public = read_private(tmp_path / "key"), read_public(tmp_path / "key.pub")
-    assert told == fingerprint(public) == fingerprint(private.public_key())
+    fingerprint = write_key_pair(tmp_path / "key")
+    private, public = read_private_key(tmp_path / "key"), read_public_key(tmp_path / "key.pub")
+    assert fingerprint == key_fingerprint(public) == key_fingerprint(private.public_key())
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.pub"]
     kept = (tmp_path / "key").read_bytes(), (tmp_path / "key.pub").read_bytes()
     with pytest.raises(RequestError, match="never overwritten"):
-        write_pair(tmp_path / "key")
+        write_key_pair(tmp_path / "key")
     assert ((tmp_path / "key").read_bytes(), (tmp_path / "key.pub").read_bytes()) == kept
     (tmp_path / "key").unlink()
     with pytest.raises(RequestError, match="public key of this name"):
-        write_pair(tmp_path / "key")
+        write_key_pair(tmp_path / "key")
 
 
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    write_pair(tmp_path / "key")
+def test_a_key_that_other_users_can_read_is_refused(tmp_path: Path) -> None:
+    write_key_pair(tmp_path / "key")
     for mode in (0o640, 0o604, 0o620):
         (tmp_path / "key").chmod(mode)
-        with pytest.raises(RequestError, match="can read this signing key") as caught:
-            read_private(tmp_path / "key")
+        with pytest.raises(RequestError, match="Other users can read this signing key") as caught:
+            read_private_key(tmp_path / "key")
         assert "chmod 600" in str(caught.value)
     (tmp_path / "key").chmod(0o400)
-    read_private(tmp_path / "key")
+    read_private_key(tmp_path / "key")
 
 
-def test_a_locked_key_opens_with_its_passphrase_alone(tmp_path: Path) -> None:
-    write_pair(tmp_path / "key", "open sesame")
-    assert fingerprint(read_private(tmp_path / "key", lambda: "open sesame").public_key())
+def test_an_encrypted_key_opens_only_with_its_passphrase(tmp_path: Path) -> None:
+    write_key_pair(tmp_path / "key", "open sesame")
+    assert key_fingerprint(read_private_key(tmp_path / "key", lambda: "open sesame").public_key())
     with pytest.raises(RequestError, match="does not open"):
-        read_private(tmp_path / "key", lambda: "sesame")
-    with pytest.raises(RequestError, match="locked"):
-        read_private(tmp_path / "key")
+        read_private_key(tmp_path / "key", lambda: "sesame")
+    with pytest.raises(RequestError, match="encrypted"):
+        read_private_key(tmp_path / "key")
 
 
-def test_what_is_no_key_is_refused_in_words(tmp_path: Path) -> None:
-    write_pair(tmp_path / "key")
+def test_files_that_are_not_keys_are_refused_with_a_reason(tmp_path: Path) -> None:
+    write_key_pair(tmp_path / "key")
     elliptic = ec.generate_private_key(ec.SECP256R1())
     shared = elliptic.public_key().public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
     secret = elliptic.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
@@ -220,14 +228,24 @@ def test_what_is_no_key_is_refused_in_words(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         (tmp_path / name).chmod(0o600)
     (tmp_path / "key.pub").chmod(0o600)
-    private = {"p256": "not an Ed25519", "noise": "no signing key", "empty": "no signing key", "gone": "cannot be read"}
+    private = {
+        "p256": "not an Ed25519",
+        "noise": "not a signing key",
+        "empty": "not a signing key",
+        "gone": "cannot be read",
+    }
     for name, words in {**private, "key.pub": "public key; signing takes", ".": "cannot be read"}.items():
         with pytest.raises(RequestError, match=words):
-            read_private(tmp_path / name)
-    public = {"p256.pub": "not an Ed25519", "noise": "no public key", "empty": "no public key", "gone": "cannot be"}
+            read_private_key(tmp_path / name)
+    public = {
+        "p256.pub": "not an Ed25519",
+        "noise": "not a public key",
+        "empty": "not a public key",
+        "gone": "cannot be",
+    }
     for name, words in {**public, "key": "stays with the signer", ".": "cannot be read"}.items():
         with pytest.raises(RequestError, match=words):
-            read_public(tmp_path / name)
+            read_public_key(tmp_path / name)
 
 
 def two_by_one(colours: list[tuple[int, int, int]]) -> Image.Image:
@@ -240,43 +258,62 @@ def test_a_commitment_is_the_hmac_of_the_pixels() -> None:
     image = two_by_one([(1, 2, 3), (4, 5, 6)])
     images = Images.from_source(lambda _: image, ["a"], torch.tensor([0]))
     message = b"famr-image-v1\0" + bytes([0, 0, 0, 1, 0, 0, 0, 2]) + bytes([1, 2, 3, 4, 5, 6])
-    assert commit(images, b"k" * 32) == [hmac.new(b"k" * 32, message, hashlib.sha256).hexdigest()]
+    assert commit_images(images, b"k" * 32) == [hmac.new(b"k" * 32, message, hashlib.sha256).hexdigest()]
 
 
-def test_commitments_tell_neither_order_nor_repetition_and_need_the_key(digits: Data) -> None:
-    some = digits.train.take(torch.tensor([5, 3, 3, 8]))
-    other_way = digits.train.take(torch.tensor([8, 3, 5]))
+def test_commitments_hide_order_and_repetition_and_depend_on_the_key(digits: Data) -> None:
+    images = digits.train.take(torch.tensor([5, 3, 3, 8]))
+    reordered = digits.train.take(torch.tensor([8, 3, 5]))
     key = b"k" * 32
-    assert commit(some, key) == commit(other_way, key)
-    assert len(commit(some, key)) == 3
-    assert not set(commit(some, key)) & set(commit(some, b"l" * 32))
+    assert commit_images(images, key) == commit_images(reordered, key)
+    assert len(commit_images(images, key)) == 3
+    assert not set(commit_images(images, key)) & set(commit_images(images, b"l" * 32))
 
 
-def test_the_same_pixels_in_another_kind_of_file_are_the_same_image(digits: Data, tmp_path: Path) -> None:
+def test_the_same_pixels_in_another_file_format_give_the_same_commitment(digits: Data, tmp_path: Path) -> None:
     key = b"k" * 32
     one = digits.train.take(torch.tensor([7]))
     picture = digits.train.decode(int(one.rows[0]))
     for name in ("a.png", "a.bmp", "a.tiff"):
         picture.save(tmp_path / name)
-        assert [commit_file(tmp_path / name, key)] == commit(one, key)
+        assert [commit_image_file(tmp_path / name, key)] == commit_images(one, key)
     picture.rotate(180).save(tmp_path / "b.png")
-    assert [commit_file(tmp_path / "b.png", key)] != commit(one, key)
+    assert [commit_image_file(tmp_path / "b.png", key)] != commit_images(one, key)
     (tmp_path / "c.png").write_bytes(b"no picture")
     for name in ("c.png", "gone.png"):
         with pytest.raises(FamrError):
-            commit_file(tmp_path / name, key)
+            commit_image_file(tmp_path / name, key)
 
 
-def test_a_commitment_key_is_made_once_and_kept_private(tmp_path: Path) -> None:
-    key = key_at(tmp_path / "key")
+def test_a_commitment_key_is_created_once_and_private(tmp_path: Path) -> None:
+    key = read_or_create_commitment_key(tmp_path / "key")
     assert len(key) == 32
-    assert key_at(tmp_path / "key") == read_key(tmp_path / "key") == key
-    assert key_id(key) != key_id(key_at(tmp_path / "other"))
-    assert key.hex() not in key_id(key)
+    assert read_or_create_commitment_key(tmp_path / "key") == read_commitment_key(tmp_path / "key") == key
+    assert commitment_key_id(key) != commitment_key_id(read_or_create_commitment_key(tmp_path / "other"))
+    assert key.hex() not in commitment_key_id(key)
     (tmp_path / "key").chmod(0o644)
-    with pytest.raises(RequestError, match="can read this commitment key"):
-        read_key(tmp_path / "key")
+    with pytest.raises(RequestError, match="Other users can read this commitment key"):
+        read_commitment_key(tmp_path / "key")
     (tmp_path / "key").write_text("ab" * 31, encoding="utf-8")
     (tmp_path / "key").chmod(0o600)
-    with pytest.raises(RequestError, match="no commitment key"):
-        read_key(tmp_path / "key")
+    with pytest.raises(RequestError, match="not a commitment key"):
+        read_commitment_key(tmp_path / "key")
+
+
+@pytest.mark.parametrize(
+    ("package", "call"),
+    [
+        ("rfc8785", lambda folder: canonical_json({"folder": str(folder)})),
+        ("cryptography", lambda folder: write_key_pair(folder / "key")),
+        ("cryptography", lambda folder: read_private_key(folder / "key")),
+        ("cryptography", lambda folder: read_public_key(folder / "key.pub")),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    package: str, call: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RequestError, match=f"package {package} is needed") as caught:
+        call(tmp_path)
+    assert caught.value.fix == "pip install 'famr[evidence]'"
+    assert not any(tmp_path.iterdir())

@@ -1,39 +1,41 @@
-"""The report: one content as HTML, Markdown and JSON, offline, honest about what is missing; text stays text."""
+"""The report: one content as HTML, Markdown and JSON; offline, explicit about what is missing, with text as text."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import famr
 from chromium import BROWSER, WIDTHS, chromium
 from conftest import Outcome, alg1
-from famr.audit.collateral import ClassChange
-from famr.audit.verdict import read_thresholds
+from famr.audit.class_changes import ClassChange
 from famr.data import Data
 from famr.engine.inference import predict
 from famr.errors import RequestError, StorageError
 from famr.report.build import build_report
-from famr.report.content import Report, Table, Text
+from famr.report.content import Report, Section, Table, Text
 from famr.report.escaping import as_csv, visible
-from famr.report.facts import Facts, read_facts
-from famr.report.figures import entropies, frontier, who_paid
-from famr.report.gate_words import GATES
+from famr.report.figures import draw_class_changes, draw_entropies, draw_epochs, draw_trade_off, write_epochs
 from famr.report.hub import UPLOADED, push_run
-from famr.report.left_to_people import BLANK, BOX
 from famr.report.measure import measure
-from famr.report.verdict import verdict
-from famr.report.write import pages
+from famr.report.records import RunRecords, read_run_records
+from famr.report.rendering import COLOURS
+from famr.report.sign_off import BLANK, BOX
+from famr.report.verdict import report_verdict
+from famr.report.write import render_report
 from famr.storage.digests import check_complete
 
 HOSTILE = (
@@ -49,19 +51,19 @@ HOSTILE = (
     "<!--",
 )
 SECTIONS = [
-    "What was asked",
-    "What was done",
-    "What it reaches",
+    "Request",
+    "Method",
+    "Results",
     "Certificate",
     "Audit",
-    "Method, parameters, versions, digests",
+    "Parameters, versions, digests",
     "What this report does not show",
     "For people to fill in and sign",
 ]
 
 
 class Page(HTMLParser):
-    """What a page is made of."""
+    """The tags, attributes, texts, tables and headings of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -102,42 +104,36 @@ def require_offline(page: Page) -> None:
     for name, value in page.attributes:
         assert not name.startswith("on"), name
         if name in ("src", "href", "xlink:href", "srcset", "action", "background"):
-            assert value.startswith("data:image/png;base64,"), value
+            assert value.startswith(("data:image/png;base64,", "#")), value  # "#": a part of the same page
     policy = next(value for name, value in page.attributes if "default-src" in value)
     assert "default-src 'none'" in policy
 
 
 @pytest.fixture(scope="module")
 def folder(original_run: Path, tmp_path_factory: pytest.TempPathFactory, digits: Data) -> Path:
-    """A run on digits as the command line leaves it."""
-    from famr.cli.commands import run_forget
-    from famr.cli.options import data_facts
+    """A run on digits as the command line writes it."""
+    from famr.cli.forget import ForgetOptions, ForgetTask, run_forget
+    from famr.cli.opening import DataSource
+    from famr.cli.options import ComputeOptions, ModelSource, OutputOptions
 
     target = tmp_path_factory.mktemp("reported") / "no-3"
     run_forget(
-        model=str(original_run),
-        weights=None,
-        arguments={},
-        request=famr.Request(classes=["3"]),
-        data_facts=data_facts("digits", None, None, 0, by_name=False),
-        style_target=None,
-        sketch=None,
-        method=alg1(epochs=3, learning_rate=3e-4, batch_size=16),
-        retrained=None,
-        track_retain=True,
-        gates=False,
-        output_dir=target,
-        overwrite=False,
-        seed=0,
-        device="cpu",
-        quiet=True,
+        ForgetTask(
+            ModelSource(model=str(original_run)),
+            DataSource("digits"),
+            famr.Request(classes=["3"]),
+            alg1(epochs=3, learning_rate=3e-4, batch_size=16),
+            OutputOptions(output_dir=target),
+            ForgetOptions(gates=False),
+            ComputeOptions(device="cpu", quiet=True),
+        )
     )
     return target
 
 
 @pytest.fixture
-def facts(folder: Path) -> Facts:
-    return read_facts(folder)
+def records(folder: Path) -> RunRecords:
+    return read_run_records(folder)
 
 
 def report_on(run: Callable[..., Outcome], folder: Path, *more: object) -> tuple[Outcome, dict[str, str]]:
@@ -148,35 +144,35 @@ def report_on(run: Callable[..., Outcome], folder: Path, *more: object) -> tuple
     }
 
 
-def audited(facts: Facts, verdicts: dict[str, str], sha: str | None = None) -> Facts:
+def audited(records: RunRecords, verdicts: dict[str, str], sha: str | None = None) -> RunRecords:
     """The same run with an audit of these gates."""
     figures = {"unlearned": {"value": 0.1, "low": 0.05, "high": 0.15, "why_not": None}}
     checks = [
         {"name": name, "says": f"About {name}.", "threshold": 0.2, "allowed": 0.2, "figures": figures,
-         "verdicts": {"unlearned": given}, "needs_retrained": True}
-        for name, given in verdicts.items()
+         "verdicts": {"unlearned": verdict}, "needs_retrained": True}
+        for name, verdict in verdicts.items()
     ]  # fmt: skip
-    subject = {"unlearned_sha256": sha or facts.run["unlearned"]["weights_sha256"]}
+    subject = {"unlearned_sha256": sha or records.run["unlearned"]["weights_sha256"]}
     overall = {"unlearned": "fail" if "fail" in verdicts.values() else "pass"}
     stated = {"calibration": {"says": "ECE of <b>.", "ece": {"unlearned": 0.0123}, "many": [1, 2, 3]}}
-    found = {"verdicts": overall, "checks": checks, "subject": subject, "notes": ["A note <b>."], "stated": stated}
-    return replace(facts, audit=found)
+    audit = {"verdicts": overall, "checks": checks, "subject": subject, "notes": ["A note <b>."], "stated": stated}
+    return replace(records, audit=audit)
 
 
-def test_the_page_is_offline_and_whole(run: Callable[..., Outcome], folder: Path, original_run: Path) -> None:
-    outcome, made = report_on(run, folder, "--retrained", original_run)
+def test_the_page_is_complete_and_loads_nothing(run: Callable[..., Outcome], folder: Path, original_run: Path) -> None:
+    outcome, pages = report_on(run, folder, "--retrained", original_run)
     assert outcome.code == 0, outcome.err
     assert outcome.out.startswith("Cannot tell: no audit was made")
-    page = Page(made[".html"])
+    page = Page(pages[".html"])
     require_offline(page)
     assert page.headings == SECTIONS
     assert page.tags.count("svg") == 4
-    assert "data:image" not in made[".html"]
+    assert "data:image" not in pages[".html"]
     for section in SECTIONS:
-        assert f"## {section}" in made[".md"]
-    told = json.loads(made[".json"])
-    assert [section["title"] for section in told["sections"]] == SECTIONS
-    assert told["outcome"] == "cannot tell"
+        assert f"## {section}" in pages[".md"]
+    content = json.loads(pages[".json"])
+    assert [section["title"] for section in content["sections"]] == SECTIONS
+    assert content["outcome"] == "cannot tell"
     check_complete(folder)
     assert run("evaluate", folder, "--device", "cpu").code == 0
 
@@ -191,22 +187,22 @@ def test_the_same_run_gives_the_same_bytes(run: Callable[..., Outcome], folder: 
         assert (tmp_path / f"elsewhere{ending}").read_text(encoding="utf-8") == content
 
 
-def test_the_table_says_what_the_records_say(run: Callable[..., Outcome], folder: Path) -> None:
-    _, made = report_on(run, folder)
+def test_the_table_holds_the_recorded_metrics(run: Callable[..., Outcome], folder: Path) -> None:
+    _, pages = report_on(run, folder)
     metrics = json.loads((folder / "unlearning/metrics.json").read_text(encoding="utf-8"))
-    table = next(table for table in Page(made[".html"]).tables if "Ret-Acc, %" in table[0])
+    table = next(table for table in Page(pages[".html"]).tables if "Ret-Acc, %" in table[0])
     rows = {row[0]: row[1:] for row in table[1:]}
     for model in ("original", "unlearned"):
-        found = metrics[model]
-        assert rows[model][:2] == [f"{100 * found[name]:.1f}" for name in ("retain_accuracy", "forget_accuracy")]
-        assert rows[model][3:] == [f"{found[f'forget_{name}']:.2f}" for name in ("cross_entropy", "entropy", "kl")]
+        scores = metrics[model]
+        assert rows[model][:2] == [f"{100 * scores[name]:.1f}" for name in ("retain_accuracy", "forget_accuracy")]
+        assert rows[model][3:] == [f"{scores[f'forget_{name}']:.2f}" for name in ("cross_entropy", "entropy", "kl")]
     assert set(rows["retrained"]) == set(rows["gap"]) == {"not available"}
-    assert "no retrained checkpoint was given" in made[".html"]
+    assert "no retrained checkpoint was given" in pages[".html"]
 
 
 def test_markdown_tables_are_tables(run: Callable[..., Outcome], folder: Path) -> None:
-    _, made = report_on(run, folder)
-    blocks = re.findall(r"(?:^\|.*\|\n)+", made[".md"], re.MULTILINE)
+    _, pages = report_on(run, folder)
+    blocks = re.findall(r"(?:^\|.*\|\n)+", pages[".md"], re.MULTILINE)
     assert len(blocks) >= 6
     for block in blocks:
         lines = block.splitlines()
@@ -218,17 +214,17 @@ def test_hostile_names_are_text_everywhere(original: famr.Classifier, digits: Da
     data, model = replace(digits, labels=labels), replace(original, labels=labels)
     splits = famr.split(data, famr.Request(classes=[labels[0]]))
     measured = measure(model, model, model, splits, "cpu")
-    named = replace(read_facts(folder), request=splits.request, desk=desk_record(), name=HOSTILE[0])
-    made = pages(build_report(audited(named, {"gate": "pass"}), measured))
-    page = Page(made[".html"])
+    named = replace(read_run_records(folder), request=splits.request, desk=desk_record(), name=HOSTILE[0])
+    pages = render_report(build_report(audited(named, {"gate": "pass"}), measured))
+    page = Page(pages[".html"])
     require_offline(page)
     assert not {"b", "input"} & set(page.tags)
     text = "".join(page.texts)
     for name in HOSTILE:
-        assert visible(name)[:14] in text  # a long name is cut in a drawing, and whole in the numbers of it
-    markdown = made[".md"]
+        assert visible(name)[:14] in text  # a long name is cut in the figure, not in its numbers
+    markdown = pages[".md"]
     assert "<script>" not in markdown
-    assert "\u202e" not in markdown + made[".html"]
+    assert "\u202e" not in markdown + pages[".html"]
     assert "\\<script\\>alert" in markdown
     assert "\\$\\\\frac\\$" in markdown
     assert "two\\\\nlines" in markdown
@@ -244,14 +240,16 @@ def desk_record() -> dict[str, Any]:
     return {"requests": [request], "duplicates": copies, "earlier": [], "lineage": lineage}
 
 
-def test_the_desk_s_records_are_told_without_names_of_samples(facts: Facts) -> None:
-    made = pages(build_report(replace(facts, desk=desk_record(), request=famr.Request(samples=["ann.png"])), None, "x"))
-    text = "".join(Page(made[".html"]).texts)
+def test_the_desk_s_records_are_shown_without_names_of_samples(records: RunRecords) -> None:
+    pages = render_report(
+        build_report(replace(records, desk=desk_record(), request=famr.Request(samples=["ann.png"])), None, "x")
+    )
+    text = "".join(Page(pages[".html"]).texts)
     assert "R-0001" in text
     assert "2026-04-01" in text
     assert "1 exact, 0 near-duplicates" in text
-    assert "=cmd" not in "".join(made.values())
-    assert "ann.png" not in "".join(made.values())
+    assert "=cmd" not in "".join(pages.values())
+    assert "ann.png" not in "".join(pages.values())
 
 
 @pytest.mark.parametrize(
@@ -259,48 +257,50 @@ def test_the_desk_s_records_are_told_without_names_of_samples(facts: Facts) -> N
     [
         ({"a_gap": "pass", "b": "fail"}, "fail", "Failed: 1 of 2 gates of the audit fail (b)"),
         ({"a_gap": "cannot tell", "b": "pass"}, "cannot tell", "1 of 2 gates of the audit cannot tell (a gap)"),
-        ({"a_gap": "pass", "b": "pass"}, "pass", "keeps all 2 thresholds"),
+        ({"a_gap": "pass", "b": "pass"}, "pass", "meets all 2 thresholds"),
         ({}, "cannot tell", "no gate applies"),
     ],
 )
-def test_the_verdict_is_the_audit_s(facts: Facts, gates: dict[str, str], outcome: str, words: str) -> None:
-    found, sentence = verdict(audited(facts, gates))
-    assert found == outcome
+def test_the_verdict_is_the_audit_s(records: RunRecords, gates: dict[str, str], outcome: str, words: str) -> None:
+    verdict, sentence = report_verdict(audited(records, gates))
+    assert verdict == outcome
     assert words in sentence
     assert sentence.count(". ") == 0  # one sentence
 
 
-def test_without_an_audit_nobody_can_tell(facts: Facts) -> None:
-    outcome, sentence = verdict(replace(facts, audit=None))
+def test_without_an_audit_the_verdict_is_cannot_tell(records: RunRecords) -> None:
+    outcome, sentence = report_verdict(replace(records, audit=None))
     assert outcome == "cannot tell"
     assert "weak evidence" in sentence
-    assert "weak evidence" not in verdict(replace(facts, audit=None, metrics=None))[1]
+    assert "weak evidence" not in report_verdict(replace(records, audit=None, metrics=None))[1]
 
 
-def test_an_audit_of_other_weights_is_no_verdict(facts: Facts) -> None:
-    other = audited(facts, {"a": "pass"}, sha="0" * 64)
-    assert verdict(other)[0] == "cannot tell"
-    assert "other weights" in pages(build_report(other, None, "x"))[".html"]
+def test_an_audit_of_other_weights_is_no_verdict(records: RunRecords) -> None:
+    other = audited(records, {"a": "pass"}, sha="0" * 64)
+    assert report_verdict(other)[0] == "cannot tell"
+    assert "other weights" in render_report(build_report(other, None, "x"))[".html"]
 
 
-def test_whatever_an_audit_holds_is_shown(facts: Facts) -> None:
-    text = "".join(Page(pages(build_report(audited(facts, {"new_gate": "fail"}), None, "x"))[".html"]).texts)
+def test_every_gate_note_and_figure_of_an_audit_is_shown(records: RunRecords) -> None:
+    text = "".join(Page(render_report(build_report(audited(records, {"new_gate": "fail"}), None, "x"))[".html"]).texts)
     for words in ("new gate", "0.100 [0.050, 0.150] fail", "About new_gate.", "A note <b>.", "ECE of <b>.", "0.0123"):
         assert words in text
 
 
-def test_a_certificate_is_shown_with_its_assumptions(facts: Facts) -> None:
+def test_a_certificate_is_shown_with_its_assumptions(records: RunRecords) -> None:
     claims = [
         {"name": "drift", "says": "How far.", "source": "[X]", "value": 1.5, "bound": 2.0, "holds": True,
          "assumptions": [{"says": "J is convex.", "status": "fails"}], "details": {}, "not_available": None},
         {"name": "rate", "says": "How fast.", "source": "[Y]", "not_available": "no rate", "assumptions": []},
     ]  # fmt: skip
-    found = {"kind": "deviation", "means": "a distance", "claims": claims, "not_shown": ["Much."], "subject": {}}
-    text = "".join(Page(pages(build_report(replace(facts, certificate=found), None, "x"))[".html"]).texts)
+    certificate = {"kind": "deviation", "means": "a distance", "claims": claims, "not_shown": ["Much."], "subject": {}}
+    text = "".join(
+        Page(render_report(build_report(replace(records, certificate=certificate), None, "x"))[".html"]).texts
+    )
     assert "measured, not proved" in text
     assert "Assumption, fails: J is convex." in text
     assert "Not available: no rate." in text
-    assert verdict(replace(facts, certificate={**found, "kind": "exact"}))[0] == "pass"
+    assert report_verdict(replace(records, certificate={**certificate, "kind": "exact"}))[0] == "pass"
 
 
 def test_without_the_data_the_figures_are_not_available(
@@ -312,13 +312,13 @@ def test_without_the_data_the_figures_are_not_available(
     record["data"] |= {"spec": f"folder:{tmp_path}/secret-place/photos"}
     (moved / "COMPLETE.json").unlink()
     (moved / "unlearning/run.json").write_text(json.dumps(record), encoding="utf-8")
-    outcome, made = report_on(run, moved)
+    outcome, pages = report_on(run, moved)
     assert outcome.code == 0, outcome.err
-    assert "not available: the run could not be opened again (There is no such folder)" in made[".html"]
-    assert Page(made[".html"]).tags.count("svg") == 2
-    for content in made.values():
+    assert "not available: the run could not be opened again (There is no such folder)" in pages[".html"]
+    assert Page(pages[".html"]).tags.count("svg") == 2
+    for content in pages.values():
         assert str(tmp_path) not in content
-        assert "folder:photos" in content or content is made[".json"]
+        assert "folder:photos" in content or content is pages[".json"]
     assert run("report", moved, "--data", "folder:/nowhere", "--device", "cpu").code == 3
     assert run("report", moved, "--thumbnails", "--device", "cpu").code == 3
 
@@ -347,57 +347,111 @@ def test_thumbnails_are_shown_only_when_asked(run: Callable[..., Outcome], folde
     html = (tmp_path / "x.html").read_text(encoding="utf-8")
     require_offline(Page(html))
     assert html.count("data:image/png") == 24
-    _, made = report_on(run, folder)
-    assert "data:image" not in made[".html"] + made[".md"] + made[".json"]
+    _, pages = report_on(run, folder)
+    assert "data:image" not in pages[".html"] + pages[".md"] + pages[".json"]
 
 
-def test_drawings_hold_their_numbers(facts: Facts) -> None:
-    drawn = entropies({"original": [0.0, 0.1, 2.3], "unlearned": [2.2, 2.2, 2.2]}, 10)
+def count_marks(svg: str, colour: str) -> int:
+    """How many markers of a colour a figure shows, the one in its legend included."""
+    return len(re.findall(rf"<use [^>]*stroke: var\(--{colour}\)", svg))
+
+
+def test_drawings_show_their_numbers(records: RunRecords) -> None:
+    drawn = draw_entropies({"original": [0.0, 0.1, 2.3], "unlearned": [2.2, 2.2, 2.2]}, 10)
     columns = list(zip(*drawn.numbers.rows, strict=True))
     assert [sum(float(value) for value in column) for column in columns[1:]] == pytest.approx([100, 100], abs=0.2)
-    changes = [ClassChange(place, 10, 0.9, 0.9 - 0.01 * (20 - place), 0.0) for place in range(20)]
-    lost = who_paid(changes, [f"class {place}" for place in range(20)])
-    assert lost.svg.count('class="hollow original"') == 15 + 1  # and one in the legend
+    assert drawn.svg.count("fill: var(--original)") == drawn.svg.count("fill: var(--unlearned)") == 20
+    changes = [ClassChange(index, 10, 0.9, 0.9 - 0.01 * (20 - index), 0.0) for index in range(20)]
+    lost = draw_class_changes(changes, [f"class {index}" for index in range(20)])
+    assert count_marks(lost.svg, "original") == count_marks(lost.svg, "unlearned") == 15 + 1
     assert [row[4] for row in lost.numbers.rows[:2]] == ["-20.0", "-19.0"]
-    assert "The 15 that lost most, of 20" in lost.says
-    assert frontier([{"forget_accuracy": 0.5, "retain_accuracy": None}], {}) is None
-    exact = {"forget_accuracy": 0.123, "retain_accuracy": 0.777}  # measured on all images, the run followed on some
+    assert "the 15 largest losses of 20" in lost.description
+    epochs = draw_epochs(records.history)
+    assert count_marks(epochs.svg, "forget") == len(records.history) + 1
+
+
+def test_the_trade_off_starts_and_ends_at_the_recorded_metrics(records: RunRecords) -> None:
+    assert draw_trade_off([{"forget_accuracy": 0.5, "retain_accuracy": None}], {}) is None
+    exact = {"forget_accuracy": 0.123, "retain_accuracy": 0.777}  # of all images; the history is of a sample
     metrics = {"original": exact, "unlearned": None, "retrained": {"forget_accuracy": 0.0, "retain_accuracy": 0.9}}
-    way = frontier(facts.history, {**metrics, "gap": {"forget_accuracy": 0.5}})
-    assert way is not None
-    assert [row[0] for row in way.numbers.rows] == ["original", "unlearned", "retrained"]
-    assert way.numbers.rows[0][1:] == ("12.3", "77.7")
-    assert (
-        way.numbers.rows[1][2] == f"{100 * facts.history[-1]['retain_accuracy']:.1f}"
-    )  # of which there is nothing better
-    alone = frontier(facts.history[:1], {"original": exact})
+    drawn = draw_trade_off(records.history, {**metrics, "gap": {"forget_accuracy": 0.5}})
+    assert drawn is not None
+    assert [row[0] for row in drawn.numbers.rows] == ["original", "unlearned", "retrained"]
+    assert drawn.numbers.rows[0][1:] == ("12.3", "77.7")
+    assert drawn.numbers.rows[1][2] == f"{100 * records.history[-1]['retain_accuracy']:.1f}"  # the best there is
+    assert count_marks(drawn.svg, "retrained") == 1 + 1
+    alone = draw_trade_off(records.history[:1], {"original": exact})
     assert alone is not None
-    assert alone.numbers.rows[0][2] == f"{100 * facts.history[0]['retain_accuracy']:.1f}"
-    points = re.search(r'class="line way" points="([^"]*)"', way.svg)
-    assert points is not None
-    assert len(points[1].split()) == len(facts.history)
+    assert alone.numbers.rows[0][2] == f"{100 * records.history[0]['retain_accuracy']:.1f}"
+    lines = re.findall(r'<path d="(M[^"z]*)"[^>]*stroke: var\(--soft\); stroke-width: 1.5', drawn.svg)
+    assert [line.count("L") + 1 for line in lines] == [len(records.history)]
+
+
+def test_a_drawing_is_one_svg_element_with_its_own_ids_and_the_page_s_colours(records: RunRecords) -> None:
+    drawn = [draw_epochs(records.history), draw_entropies({"original": [0.1], "unlearned": [2.2]}, 10)]
+    ids = [set(re.findall(r' id="(\w+)"', drawing.svg)) for drawing in drawn]
+    assert not ids[0] & ids[1]
+    for drawing, own in zip(drawn, ids, strict=True):
+        assert set(re.findall(r'(?:href="|url\()#(\w+)', drawing.svg)) == own
+        assert re.search(r"#[0-9a-f]{6}\b", drawing.svg) is None
+        assert not {"style", "metadata", "script"} & set(Page(drawing.svg).tags)
+        assert Page(drawing.svg).tags.count("svg") == 1
+
+
+def test_the_colours_of_the_drawings_are_those_of_the_style_sheet() -> None:
+    style = files("famr.report").joinpath("page.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"--(\w+): (#\w+);", style.partition("@media")[0]))
+    assert COLOURS.items() <= light.items()
+
+
+def test_the_user_s_matplotlib_settings_change_nothing(records: RunRecords) -> None:
+    import matplotlib
+
+    plain = draw_epochs(records.history).svg
+    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "text.parse_math": True}):
+        assert draw_epochs(records.history).svg == plain
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_the_figure_of_the_epochs_is_a_png_too(records: RunRecords, tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        write_epochs(records.history, "Forgetting $\\frac$ 漢", tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_a_missing_package_is_named_with_its_extra(
+    run: Callable[..., Outcome], folder: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    outcome = run("report", folder, "--device", "cpu")
+    assert outcome.code == 2
+    assert package in outcome.err
+    assert "pip install 'famr[report]'" in outcome.err
 
 
 def test_measured_classes_agree_with_a_loop(original: famr.Classifier, without_three: famr.Splits) -> None:
     worse = original.copy()
     with torch.no_grad():
         worse.module.head.bias[5] -= 3  # type: ignore[index,union-attr]
-    found = measure(original, worse, None, without_three, "cpu")
-    assert found.changes is not None
-    assert found.changes[0].target == 5
-    changes = [change.change for change in found.changes]
+    measured = measure(original, worse, None, without_three, "cpu")
+    assert measured.changes is not None
+    assert measured.changes[0].target == 5
+    changes = [change.change for change in measured.changes]
     assert changes == sorted(changes)
     assert without_three.test is not None
-    said = predict(worse, without_three.test, torch.device("cpu"))
-    pairs = zip(said.logits.argmax(dim=-1).tolist(), said.targets.tolist(), strict=True)
+    predictions = predict(worse, without_three.test, torch.device("cpu"))
+    pairs = zip(predictions.logits.argmax(dim=-1).tolist(), predictions.targets.tolist(), strict=True)
     hits = [guess == 5 for guess, target in pairs if target == 5]
-    assert found.changes[0].images == len(hits)
-    assert found.changes[0].after == pytest.approx(sum(hits) / len(hits))
-    assert set(found.entropies) == {"original", "unlearned"}
-    assert len(found.entropies["original"]) == len(without_three.forget)
+    assert measured.changes[0].images == len(hits)
+    assert measured.changes[0].after == pytest.approx(sum(hits) / len(hits))
+    assert set(measured.entropies) == {"original", "unlearned"}
+    assert len(measured.entropies["original"]) == len(without_three.forget)
 
 
-def test_spreadsheets_take_no_formula_from_a_name() -> None:
+def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
     text = as_csv(["name", "n"], [[name, -1] for name in (*HOSTILE, "+1", "-1", "@x", "\t=1")])
     for line in text.splitlines()[1:]:
         assert line.lstrip('"')[0] not in "=+-@"
@@ -406,7 +460,7 @@ def test_spreadsheets_take_no_formula_from_a_name() -> None:
 
 
 class FakeHub:
-    """Remembers what it was asked."""
+    """Records the calls."""
 
     def __init__(self, private: bool = True, breaks: bool = False) -> None:
         self.private, self.breaks = private, breaks
@@ -420,36 +474,36 @@ class FakeHub:
     def model_info(self, repo_id: str) -> Any:
         return SimpleNamespace(private=self.private, id=repo_id)
 
-    def upload_folder(self, **given: Any) -> None:
-        self.calls.append(("upload_folder", given))
+    def upload_folder(self, **arguments: Any) -> None:
+        self.calls.append(("upload_folder", arguments))
 
 
-def test_pushing_is_private_unless_told_and_keeps_the_request_at_home(folder: Path) -> None:
+def test_a_push_is_private_by_default_and_leaves_the_request_out(folder: Path) -> None:
     hub = FakeHub()
     assert push_run(folder, "ann/no-3", hub) == "ann/no-3"
-    (_, created), (_, sent) = hub.calls
+    (_, created), (_, uploaded) = hub.calls
     assert created["private"] is True
-    assert sent["allow_patterns"] == list(UPLOADED)
+    assert uploaded["allow_patterns"] == list(UPLOADED)
     assert not any(name.startswith("unlearning") for name in UPLOADED)
-    open_ = FakeHub(private=False)
-    push_run(folder, "ann/no-3", open_, private=False)
-    assert open_.calls[0][1]["private"] is False
-    seen = FakeHub(private=False)
-    with pytest.raises(RequestError, match="everybody can see"):
-        push_run(folder, "ann/no-3", seen)
-    assert [name for name, _ in seen.calls] == ["create_repo"]
-    with pytest.raises(StorageError, match="did not take it"):
+    public = FakeHub(private=False)
+    push_run(folder, "ann/no-3", public, private=False)
+    assert public.calls[0][1]["private"] is False
+    refused = FakeHub(private=False)
+    with pytest.raises(RequestError, match="is public"):
+        push_run(folder, "ann/no-3", refused)
+    assert [name for name, _ in refused.calls] == ["create_repo"]
+    with pytest.raises(StorageError, match="upload to the Hub failed"):
         push_run(folder, "ann/no-3", FakeHub(breaks=True))
     for wrong in ("no-3", "ann/", "/x", "a/b/c"):
         with pytest.raises(RequestError, match="OWNER/NAME"):
             push_run(folder, wrong, hub)
 
 
-def test_pushing_happens_only_by_choice(
+def test_a_report_is_pushed_only_on_request(
     run: Callable[..., Outcome], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = FakeHub()
-    monkeypatch.setattr("famr.report.hub.the_hub", lambda: hub)
+    monkeypatch.setattr("famr.report.hub.default_client", lambda: hub)
     assert report_on(run, folder)[0].code == 0
     assert hub.calls == []
     outcome, _ = report_on(run, folder, "--push-to-hub", "ann/no-3")
@@ -458,44 +512,44 @@ def test_pushing_happens_only_by_choice(
     assert hub.calls[0][1]["private"] is True
 
 
-def test_the_card_has_the_facts_of_unlearning_in_its_front_matter(folder: Path) -> None:
+def test_the_card_describes_the_unlearning_in_its_front_matter(folder: Path) -> None:
     _, front, text = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     assert 'forgotten_classes: ["3"]' in front
     assert 'request: "class"' in front
     assert "| gap to retrained | not available" in text
 
 
-def test_what_was_measured_and_not_judged_is_figures_in_a_table_and_words_in_a_list(facts: Facts) -> None:
-    sections = build_report(audited(facts, {"a": "fail"}), None, "the data is gone").sections
-    *_, table, words = next(section.blocks for section in sections if section.title == "Audit")
+def test_results_without_a_threshold_are_numbers_in_a_table_and_sentences_in_a_list(records: RunRecords) -> None:
+    sections = build_report(audited(records, {"a": "fail"}), None, "the data is gone").sections
+    *_, table, sentences = next(section.blocks for section in sections if section.title == "Audit")
     assert table.rows == (("calibration", "ece unlearned", "0.0123"),)  # type: ignore[union-attr]
-    assert words.lines == ("calibration: ECE of <b>.",)  # type: ignore[union-attr]
+    assert sentences.lines == ("calibration: ECE of <b>.",)  # type: ignore[union-attr]
 
 
-def test_every_gate_has_words() -> None:
-    assert set(GATES) == set(read_thresholds())
-
-
-def test_what_only_people_know_is_left_open_and_never_filled_in(facts: Facts) -> None:
-    section = build_report(facts, None).sections[-1]
+def test_the_forms_for_people_are_empty(records: RunRecords) -> None:
+    section = build_report(records, None).sections[-1]
     tables = {block.caption: block for block in section.blocks if isinstance(block, Table)}
     assert [row[0] for row in tables["Signatures"].rows] == ["operator", "reviewer", "data protection officer"]
     assert all(set(row[1:]) <= {BLANK, BOX} for table in tables.values() for row in table.rows)
     assert any(
-        facts.run["original"]["weights_sha256"] in block.text for block in section.blocks if isinstance(block, Text)
+        records.run["original"]["weights_sha256"] in block.text for block in section.blocks if isinstance(block, Text)
     )
 
 
 def test_an_empty_report_is_still_a_page() -> None:
-    require_offline(Page(pages(Report("x", "pass", "y", ()))[".html"]))
+    require_offline(Page(render_report(Report("x", "pass", "y", ()))[".html"]))
 
 
-if BROWSER is not None:  # `python tests/chromium.py REPORT.html` looks at a page, too
+if BROWSER is not None:  # `python tests/chromium.py REPORT.html` checks a page, too
 
-    def test_a_real_browser_has_nothing_to_complain_about(facts: Facts, digits: Data, tmp_path: Path) -> None:
-        named = audited(replace(facts, desk=desk_record(), request=famr.Request(classes=["x" * 300])), {"a": "fail"})
+    def test_a_real_browser_reports_no_problem(records: RunRecords, tmp_path: Path) -> None:
+        named = audited(replace(records, desk=desk_record(), request=famr.Request(classes=["x" * 300])), {"a": "fail"})
         page = tmp_path / "report.html"
-        page.write_text(pages(build_report(named, None, "the data is gone"))[".html"], encoding="utf-8")
+        report = build_report(named, None, "the data is gone")
+        classes = draw_class_changes([ClassChange(0, 1000, 0.999, 0.111, 0.0)], ["x" * 300])
+        report = replace(report, sections=(*report.sections, Section("Classes", (classes,))))
+        html = render_report(report)[".html"].replace("<details>", "<details open>")
+        page.write_text(html, encoding="utf-8")
         wrong = tmp_path / "wrong.html"
         wide = "<div aria-label=wide style=overflow-x:auto><table><td style=min-width:999px>x</table></div>"
         wrong.write_text(f"<img src=http://127.0.0.1:9/x><script>console.error(1)</script>{wide}", encoding="utf-8")

@@ -98,6 +98,7 @@ def test_a_resumed_search_does_not_repeat_finished_trials(
     again = run(state, events.append)
     assert again.trials == whole.trials
     assert torch.equal(weights(again.model), weights(whole.model))
+    assert (again.seconds_of_all, whole.seconds_of_all is None) == (None, False)
     rows = [event for event in events if isinstance(event, HistoryRow)]
     assert len(rows) == 7 + (len(whole.trials) - 2) * 9  # the rest of the second trial, and those after it
 

@@ -1,4 +1,4 @@
-"""What an anchor is, and what a weight anchor is built from."""
+"""The interface of anchors, and the inputs that a weight anchor is built from."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from torch import Tensor, nn
 
 from famr.anchors.statistics import FisherStatistics
 from famr.data import Images
-from famr.data.loaders import Batches, LabelledImages, loader_batches
+from famr.data.loaders import EVALUATION_BATCH, Batches, LabelledImages, loader_batches
 from famr.engine.base import Session
 from famr.engine.finite import name_bad_images
 from famr.errors import RequestError
 
 Source = Images | Iterable[LabelledImages]
 """Stored images, or a user's own batches of (images, labels) as the network takes them."""
-
-FISHER_BATCH = 256
-"""Images that are decoded at a time for Fisher information; how many are differentiated at a time depends on memory."""
 
 
 class Anchor(ABC):
@@ -81,7 +78,7 @@ class WeightAnchor(Anchor):
         """Build the anchor at θ₀.
 
         Args:
-            inputs: What an anchor may read.
+            inputs: The network, θ₀ and retained images.
 
         Raises:
             RequestError: Something that it needs is not available.
@@ -111,14 +108,15 @@ class AnchorTerm(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AnchorInputs:
-    """What a weight anchor may read.
+    """Everything that a weight anchor may read.
 
     Attributes:
         session: The network at θ₀; its parameters are those that may change.
         original: θ₀ of these, see `original_weights`.
         source: Images from which Fisher information is taken; None without such images.
         statistics: Fisher information from a sketch; None without one.
-        seed: Of random draws.
+        seed: Seed of random draws.
+        batch_size: Images at a time, at most.
     """
 
     session: Session
@@ -126,6 +124,7 @@ class AnchorInputs:
     source: Source | None
     statistics: FisherStatistics | None
     seed: int
+    batch_size: int = EVALUATION_BATCH
 
     def names(self) -> list[str]:
         """Names of the parameters that may change."""
@@ -151,7 +150,7 @@ class AnchorInputs:
         source = require_source(self.source, anchor)
         if isinstance(source, Images):
             with name_bad_images(source.ids):
-                yield self.session.image_batches(source, FISHER_BATCH)
+                yield self.session.image_batches(source, self.batch_size)
         else:
             with name_bad_images(None):
                 yield loader_batches(source, self.session.device)

@@ -1,8 +1,8 @@
 """Fisher information of a network on some images: its diagonal, and a Kronecker product A ⊗ G a layer [K-FAC].
 
-For a layer s = W ã (ã is its input with a 1 for the bias) the Fisher information of W is about E[ã ãᵀ] ⊗ E[g gᵀ], g the
-gradient of log p(y|x) in s. A layer that is used at T positions (tokens, pixels) counts T times; the positions are taken
-as independent. Labels y are drawn from the model itself; the data's labels would give the empirical Fisher.
+For a layer s = W ã (ã is its input with a 1 for the bias) the Fisher information of W is about E[ã ãᵀ] ⊗ E[g gᵀ], where
+g is the gradient of log p(y|x) in s. A layer that is used at T positions (tokens, pixels) counts T times; the positions
+are taken as independent. Labels y are drawn from the model itself; the data's labels would give the empirical Fisher.
 """
 
 from __future__ import annotations

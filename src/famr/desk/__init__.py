@@ -1,1 +1,5 @@
-"""The deletion desk: requests as records, carried out once, in a chain of runs that is watched."""
+"""The deletion desk: records requests, carries each out once, and watches the chain of runs that results."""
+
+from famr.extras import require_extra
+
+require_extra("sqlalchemy", "desk")

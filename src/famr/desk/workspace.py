@@ -1,6 +1,6 @@
-"""The workspace: a folder with one SQLite file of records and the runs that answer them.
+"""The workspace: a folder with the database of the desk and the runs that carry out its requests.
 
-    desk.sqlite     requests, what was found of them, jobs, and what was measured after each
+    desk.sqlite     requests, their samples, jobs, and the measurements of each job
     runs/run-0001   a run folder for each job that was carried out
 
 Every change is a transaction; a process that dies leaves the last one. The records name samples of persons: keep the
@@ -9,55 +9,33 @@ folder as safe as the data.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from famr.desk.lineage import Budget
+from filelock import FileLock, Timeout
+from sqlalchemy import Connection, Engine, Executable, Row, insert, select
+
+from famr.desk.chain import Budget
+from famr.desk.database import open_database, read_format, write_format, write_transaction
+from famr.desk.schema import FORMAT, METADATA, SETTINGS
 from famr.errors import RequestError, StorageError
 
 FILE = "desk.sqlite"
-FORMAT = 1
-SCHEMA = """
-CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE requests (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT NOT NULL UNIQUE, scope TEXT NOT NULL,
-  received TEXT NOT NULL, deadline TEXT NOT NULL, closed TEXT, note TEXT NOT NULL DEFAULT '',
-  status TEXT NOT NULL DEFAULT 'open' CHECK (status IN ('open', 'running', 'done', 'nothing to do'))
-) STRICT;
-CREATE TABLE samples (
-  request INTEGER NOT NULL REFERENCES requests, place INTEGER NOT NULL, asked TEXT NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('found', 'not found', 'forgotten before')),
-  id TEXT, images INTEGER NOT NULL, similarity REAL, PRIMARY KEY (request, place)
-) STRICT;
-CREATE TABLE jobs (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, parent INTEGER REFERENCES jobs, plan TEXT NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('planned', 'forgotten', 'checked', 'described', 'done', 'failed'))
-) STRICT;
-CREATE TABLE answers (
-  job INTEGER NOT NULL REFERENCES jobs, request INTEGER NOT NULL REFERENCES requests, PRIMARY KEY (job, request)
-) STRICT;
-CREATE TABLE duplicates (
-  job INTEGER NOT NULL REFERENCES jobs, forgotten TEXT NOT NULL, retained TEXT NOT NULL, similarity REAL,
-  included INTEGER NOT NULL, PRIMARY KEY (job, forgotten, retained)
-) STRICT;
-CREATE TABLE looks (
-  job INTEGER NOT NULL REFERENCES jobs, request INTEGER NOT NULL REFERENCES requests,
-  moment TEXT NOT NULL CHECK (moment IN ('before', 'after')), images INTEGER NOT NULL, accuracy REAL,
-  cross_entropy REAL, PRIMARY KEY (job, request, moment)
-) STRICT;
-"""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a workspace is about: the model it began with, the data, and how much a chain of runs may cost."""
+    """What a workspace is about.
+
+    Attributes:
+        model: The model that the first run starts from, as for `load_model`.
+        data: How its training data is opened, as in a run.json.
+        budget: What the chain of runs may cost.
+    """
 
     model: str
     data: Mapping[str, Any]
@@ -68,108 +46,146 @@ class Settings:
         limits = {"retained_loss": self.budget.retained_loss, "drift": self.budget.drift}
         return {"model": self.model, "data": dict(self.data), "budget": limits}
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Settings:
+        """The inverse of `to_json`.
+
+        Args:
+            values: What `to_json` returned.
+        """
+        return cls(values["model"], values["data"], Budget(**values["budget"]))
+
 
 @dataclass(frozen=True, eq=False)
 class Workspace:
-    """An open workspace."""
+    """An open workspace.
+
+    Attributes:
+        folder: Its folder.
+        engine: Connections to its database.
+        settings: What it is about.
+    """
 
     folder: Path
-    connection: sqlite3.Connection
+    engine: Engine
     settings: Settings
 
-    @contextmanager
-    def change(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of the block, or nothing."""
-        self.connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield self.connection
-        except BaseException:
-            self.connection.execute("ROLLBACK")
-            raise
-        self.connection.execute("COMMIT")
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """A write transaction: all of the block is stored, or nothing; other writers wait."""
+        return write_transaction(self.engine)
+
+    def rows(self, query: Executable) -> Sequence[Row[*tuple[Any, ...]]]:
+        """The rows of a query, read at one moment.
+
+        Args:
+            query: A select.
+        """
+        with self.engine.connect() as connection:
+            return connection.execute(query).all()
 
     def run_folder(self, job: int) -> Path:
-        """Where the run of a job lies, or will lie."""
+        """Path of the run folder of a job, whether or not it has been written.
+
+        Args:
+            job: Number of the job.
+        """
         return self.folder / "runs" / f"run-{job:04d}"
 
     def model_after(self, job: int | None) -> str:
-        """What a job left behind; without one, the model that the workspace began with."""
+        """The model that a job wrote.
+
+        Args:
+            job: Number of the job; None for the model of the settings, which no job wrote.
+        """
         return self.settings.model if job is None else str(self.run_folder(job))
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Only one process at a time carries out jobs; the lock goes with the process."""
+    def exclusive(self) -> Iterator[None]:
+        """Allow one process at a time to carry out jobs; the lock ends with the process.
+
+        Raises:
+            StorageError: Another process carries out jobs, or the folder cannot be written to.
+        """
+        file_lock = FileLock(self.folder / "running.lock", mode=0o600, thread_local=False)
         try:
-            handle = os.open(self.folder / "running.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise StorageError(
-                "The workspace cannot be written to.", where=str(self.folder), fix="Check who owns it."
-            ) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(handle)
+            file_lock.acquire(blocking=False)
+        except Timeout as error:
             raise StorageError(
                 "Another process carries out requests of this workspace.",
                 where=str(self.folder),
                 fix="Wait for it, and run the command again.",
             ) from error
+        except OSError as error:
+            raise StorageError(
+                "The workspace cannot be written to.", where=str(self.folder), fix="Check who owns it."
+            ) from error
         try:
             yield
         finally:
-            os.close(handle)
+            file_lock.release()
 
 
 @contextmanager
 def open_workspace(folder: Path) -> Iterator[Workspace]:
-    """Open a workspace that is there."""
+    """Open a workspace for the length of a block.
+
+    Args:
+        folder: Its folder.
+
+    Raises:
+        RequestError: There is no workspace, or it has another format.
+        StorageError: Its records are damaged, or a statement in the block fails.
+    """
     if not (folder / FILE).is_file():
         raise RequestError(
             "There is no workspace here.",
             where=str(folder),
             fix="Name another with --workspace, or begin one: famr request new --model RUN --data SPEC …",
         )
-    with _connected(folder) as connection:
-        found = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM settings")}
-        settings = Settings(found["model"], found["data"], Budget(**found["budget"]))
-        yield Workspace(folder, connection, settings)
+    with open_database(folder / FILE) as engine:
+        with engine.connect() as connection:
+            _require_format(read_format(connection), folder / FILE)
+            stored = connection.execute(select(SETTINGS.c.name, SETTINGS.c.value)).all()
+        try:
+            settings = Settings.from_json({row.name: json.loads(row.value) for row in stored})
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                "The settings of the workspace are damaged.",
+                where=str(folder / FILE),
+                fix="Restore the file from a copy.",
+            ) from error
+        yield Workspace(folder, engine, settings)
 
 
 def create_workspace(folder: Path, settings: Settings) -> None:
-    """Begin a workspace in a folder that holds none; of two who try at the same time, one wins."""
+    """Create a workspace; one that exists keeps its settings, also where two processes create it at the same time.
+
+    Args:
+        folder: The folder; created where it is missing.
+        settings: What the workspace is about.
+
+    Raises:
+        RequestError: The workspace exists in another format.
+        StorageError: The folder or its records cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError("The workspace cannot be made.", where=str(folder), fix="Name another folder.") from error
-    with _connected(folder, new=True) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-            for statement in SCHEMA.split(";\n"):
-                connection.execute(statement)
-            rows = [(name, json.dumps(value)) for name, value in settings.to_json().items()]
-            connection.executemany("INSERT INTO settings VALUES (?, ?)", rows)
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
-        connection.execute("COMMIT")
+        raise StorageError("The workspace cannot be created.", where=str(folder), fix="Name another folder.") from error
+    with open_database(folder / FILE) as engine, write_transaction(engine) as connection:
+        if (stored := read_format(connection)) != 0:
+            _require_format(stored, folder / FILE)
+            return
+        METADATA.create_all(connection, checkfirst=False)
+        rows = [{"name": name, "value": json.dumps(value)} for name, value in settings.to_json().items()]
+        connection.execute(insert(SETTINGS), rows)
+        write_format(connection, FORMAT)
 
 
-@contextmanager
-def _connected(folder: Path, new: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection whose changes reach the disk; anything that is wrong with the file is said in words."""
-    path = folder / FILE
-    try:
-        with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version != FORMAT and not (new and version == 0):
-                raise RequestError(
-                    f"The workspace has format {version}, this famr reads {FORMAT}.",
-                    where=str(path),
-                    fix="Use the famr that wrote it, or begin another workspace.",
-                )
-            yield connection
-    except sqlite3.DatabaseError as error:
-        raise StorageError(
-            f"The records cannot be read or written: {error}.", where=str(path), fix="Restore the file from a copy."
-        ) from error
+def _require_format(stored: int, file: Path) -> None:
+    if stored != FORMAT:
+        raise RequestError(
+            f"The workspace has format {stored}, this famr reads {FORMAT}.",
+            where=str(file),
+            fix="Use the famr that wrote it, or begin another workspace.",
+        )

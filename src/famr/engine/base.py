@@ -6,7 +6,7 @@ rounding, which `tests/engine/test_engines.py` checks.
 
     plain.py        the reference, one screen
     prefix.py       + activations of frozen blocks are computed once
-    cuda.py         + bf16 by autocast, steps replayed as CUDA graphs
+    cuda.py         + bf16 (bf16.py), steps replayed as CUDA graphs (graphs.py)
     ddp.py          several processes share every batch; with fsdp.py also the weights
     oom.py          what happens where memory runs out
 """

@@ -1,15 +1,17 @@
-"""The CUDA engine: bf16 by autocast, the frozen-prefix cache, and steps replayed as CUDA graphs."""
+"""The CUDA engine: bf16, the frozen-prefix cache, and steps replayed as CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from famr.data.loaders import Batch
+from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, ready_attention
 from famr.engine.graphs import GraphedStep, Shapes, shapes_of
 from famr.engine.plain import PlainSession
@@ -23,7 +25,7 @@ class CudaSession(PrefixSession):
     Args:
         original: The classifier that is copied.
         device: A CUDA device.
-        precision: Of the forward passes; bf16 is `torch.autocast`.
+        precision: Of the forward passes; bf16 is that of `famr.engine.bf16`.
         step_size: Images of a step, where it is known.
     """
 
@@ -33,6 +35,25 @@ class CudaSession(PrefixSession):
         self._graphed: dict[tuple[Shapes, ...], GraphedStep] = {}
         self._inputs: dict[tuple[object, Shapes], Batch] = {}
         self._read: dict[object, Shapes] = {}
+        self._bf16: Bf16Network | None = None
+        self._rounds_activations = precision == "bf16"
+
+    def train_only(self, names: Container[str], *, cache_prefix: bool = True) -> None:
+        """See `Session.train_only`. Activations that hooks read stay in float32, under autocast."""
+        super().train_only(names, cache_prefix=cache_prefix)
+        self._rounds_activations = self.precision == "bf16" and cache_prefix
+
+    def forward(self, images: Tensor) -> Any:
+        """See `PlainSession.forward`.
+
+        Args:
+            images: As the network takes them.
+        """
+        if not self._rounds_activations:
+            return super().forward(images)
+        if self._bf16 is None:
+            self._bf16 = Bf16Network(self.model.module, images[:2])
+        return self._bf16(images)
 
     def step_input(self, reader: object, batch: Batch) -> Batch:
         """See `Session.step_input`. There is one buffer, and one recording, for each shape that a reader has."""
@@ -56,7 +77,7 @@ class CudaSession(PrefixSession):
 
     def close(self) -> None:
         """Free the recordings, which refer to their session, and what they read."""
-        self._step = None
+        self._step = self._bf16 = None
         self._graphed.clear()
         self._inputs.clear()
         self._read.clear()
@@ -79,7 +100,7 @@ class CudaEngine(PrefixEngine):
 
         Args:
             original: The classifier; it is copied and not changed.
-            precision: Of the forward passes; bf16 is `torch.autocast`.
+            precision: Of the forward passes; bf16 is that of `famr.engine.bf16`.
             step_size: Images of a step, where it is known.
         """
         opened = super().session(original, precision, step_size)

@@ -19,6 +19,7 @@ from famr.engine.oom import MicroBatches, map_in_halves
 from famr.losses.objective import at_least_float32
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
+from famr.models.classifier import logits_of
 from famr.models.layers import trainable
 
 
@@ -74,8 +75,16 @@ class PlainSession:
 
     def logits(self, batch: Batch) -> Tensor:
         """See `Session.logits`."""
+        return at_least_float32(logits_of(self.forward(batch.images)))
+
+    def forward(self, images: Tensor) -> Any:
+        """What the network returns, in the precision of the run.
+
+        Args:
+            images: As the network takes them.
+        """
         with autocast(self.device, self.precision):
-            return at_least_float32(self.model.logits(batch.images))
+            return self.model.module(images)
 
     def gather(self, values: Tensor, count: int) -> Tensor:  # noqa: ARG002
         """See `Session.gather`."""

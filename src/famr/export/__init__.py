@@ -1,1 +1,1 @@
-"""Export: the unlearned model as ONNX or `torch.export`, on request without the forgotten class, measured again."""
+"""Export the unlearned model as ONNX or `torch.export`, with or without the forgotten class, and measure it again."""

@@ -1,1 +1,1 @@
-"""Evidence: a run folder bound by a signature, its forgotten images by keyed commitments, its place by a ledger."""
+"""Signed evidence of a run: a signature over its files, keyed commitments to its forget images, and a ledger."""

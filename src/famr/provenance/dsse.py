@@ -1,4 +1,4 @@
-"""DSSE: a payload and a signature over it and its type, in one JSON file (secure-systems-lab/dsse, version 1)."""
+"""DSSE envelopes: a payload with a signature over it and its type, in one JSON file (secure-systems-lab/dsse, v1)."""
 
 from __future__ import annotations
 
@@ -7,76 +7,106 @@ import binascii
 from typing import TYPE_CHECKING
 
 from famr.errors import GateError
-from famr.provenance.canonical import canonical, parse
-from famr.provenance.keys import fingerprint
+from famr.extras import require_extra
+from famr.provenance.canonical import canonical_json, parse_json
+from famr.provenance.keys import key_fingerprint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 
-def to_be_signed(kind: str, payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding: what the signature is really over.
+def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
+    """The bytes that a DSSE signature covers.
 
-    >>> to_be_signed("http://example.com/HelloWorld", b"hello world")
+    >>> pre_authentication_encoding("http://example.com/HelloWorld", b"hello world")
     b'DSSEv1 29 http://example.com/HelloWorld 11 hello world'
+
+    Args:
+        payload_type: Media type of the payload.
+        payload: The content.
     """
-    named = kind.encode()
-    return b"DSSEv1 %d %b %d %b" % (len(named), named, len(payload), payload)
+    encoded = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(encoded), encoded, len(payload), payload)
 
 
-def enveloped(kind: str, payload: bytes, key: Ed25519PrivateKey) -> bytes:
-    """The payload with its signature, as the one line that an envelope file holds."""
-    signature = {
-        "keyid": fingerprint(key.public_key()),
-        "sig": base64.b64encode(key.sign(to_be_signed(kind, payload))).decode(),
-    }
-    envelope = {"payloadType": kind, "payload": base64.b64encode(payload).decode(), "signatures": [signature]}
-    return canonical(envelope) + b"\n"
+def sign_envelope(payload_type: str, payload: bytes, key: Ed25519PrivateKey) -> bytes:
+    """Sign a payload.
+
+    Args:
+        payload_type: Media type of the payload.
+        payload: The content.
+        key: The signer's private key.
+
+    Returns:
+        The envelope as one line of canonical JSON.
+    """
+    signature = key.sign(pre_authentication_encoding(payload_type, payload))
+    return _envelope(payload_type, payload, key_fingerprint(key.public_key()), signature)
 
 
-def opened(content: bytes, kind: str, key: Ed25519PublicKey, where: str) -> bytes:
-    """The payload of an envelope that `key` signed; every byte of the file must be as `enveloped` wrote it."""
+def open_envelope(content: bytes, payload_type: str, key: Ed25519PublicKey, where: str) -> bytes:
+    """Verify an envelope; every byte of it must be as `sign_envelope` wrote it.
+
+    Args:
+        content: The envelope.
+        payload_type: The media type that the payload must have.
+        key: The public key of the signer.
+        where: Path of the envelope, for error messages.
+
+    Returns:
+        The payload.
+
+    Raises:
+        GateError: The envelope is damaged, of another type, signed with another key, or its signature is invalid.
+    """
+    require_extra("cryptography", "evidence")
     from cryptography.exceptions import InvalidSignature
 
     try:
-        envelope = parse(content)
-        (signature,) = envelope["signatures"]
-        signer, sig = signature["keyid"], base64.b64decode(signature["sig"], validate=True)
+        envelope = parse_json(content)
+        (entry,) = envelope["signatures"]
+        signer, signature = entry["keyid"], base64.b64decode(entry["sig"], validate=True)
         payload = base64.b64decode(envelope["payload"], validate=True)
-        found_kind = envelope["payloadType"]
-        bytes.fromhex(signer), found_kind.encode()  # text, both of them
-        again = {
-            "payloadType": found_kind,
-            "payload": base64.b64encode(payload).decode(),
-            "signatures": [{"keyid": signer, "sig": base64.b64encode(sig).decode()}],
-        }
-        whole = canonical(again) + b"\n" == content
+        found_type = envelope["payloadType"]
+        bytes.fromhex(signer), found_type.encode()  # both must be text
+        unchanged = _envelope(found_type, payload, signer, signature) == content
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise _changed(where) from error
-    if not whole:
-        raise _changed(where)
-    if found_kind != kind:
+        raise _damaged(where) from error
+    if not unchanged:
+        raise _damaged(where)
+    if found_type != payload_type:
         raise GateError(
-            f"The envelope holds {found_kind!r}, not {kind!r}.", where=where, fix="Name the envelope of a run."
+            f"The envelope must hold {payload_type!r}, it holds {found_type!r}.",
+            where=where,
+            fix="Give the envelope of a run.",
         )
-    if signer != fingerprint(key):
+    if signer != key_fingerprint(key):
         raise GateError(
             "The envelope was not signed with this key.",
-            where=f"{where}: signed with {signer}, given {fingerprint(key)}",
-            fix="Ask the signer for the key's fingerprint, by another way than this file came.",
+            where=f"{where}: signed with {signer}, given {key_fingerprint(key)}",
+            fix="Ask the signer for the key's fingerprint over another channel than this file came by.",
         )
     try:
-        key.verify(sig, to_be_signed(kind, payload))
+        key.verify(signature, pre_authentication_encoding(payload_type, payload))
     except InvalidSignature as error:
         raise GateError(
-            "The signature does not fit: the envelope was changed, or another key signed it.",
+            "The signature is invalid: the envelope was changed, or another key signed it.",
             where=where,
             fix="Do not rely on it; ask the signer for the original.",
         ) from error
     return payload
 
 
-def _changed(where: str) -> GateError:
+def _envelope(payload_type: str, payload: bytes, signer: str, signature: bytes) -> bytes:
+    envelope = {
+        "payloadType": payload_type,
+        "payload": base64.b64encode(payload).decode(),
+        "signatures": [{"keyid": signer, "sig": base64.b64encode(signature).decode()}],
+    }
+    return canonical_json(envelope) + b"\n"
+
+
+def _damaged(where: str) -> GateError:
     return GateError(
         "The envelope was changed or damaged: it is not as it was written.",
         where=where,

@@ -1,1 +1,1 @@
-"""What people look at: the report of a run, and figures."""
+"""The report of a run: one content as HTML, Markdown and JSON, with its figures."""

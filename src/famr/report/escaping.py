@@ -1,11 +1,10 @@
-"""User text as text, wherever it is shown: in a terminal, in HTML, in Markdown and in a table for a spreadsheet."""
+"""User text as text: on a terminal, in Markdown and in a table for a spreadsheet. HTML is escaped by Jinja2."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from famr.runs.card import plain
 
@@ -13,37 +12,40 @@ FORMULA = ("=", "+", "-", "@")
 
 
 def visible(text: str) -> str:
-    """Text on one line, with an escape for each character that would not be seen: controls, marks of direction.
+    """Replace each non-printable character by its escape: control characters, line breaks, marks of text direction.
 
     >>> print(visible("a\\x1b[2Jb"), visible("two\\nlines"), visible("\\u202egnp.exe"))
     a\\x1b[2Jb two\\nlines \\u202egnp.exe
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The text on one line.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def in_html(text: str) -> str:
-    """Text for an element or a quoted attribute.
-
-    >>> in_html('<script>"&')
-    '&lt;script&gt;&quot;&amp;'
-    """
-    return escape(visible(text))
-
-
 def in_markdown(text: str) -> str:
-    """Text for a paragraph or a cell.
+    """Escape text for a paragraph or a table cell of Markdown.
 
     >>> print(in_markdown("<b> $x$ &amp;"))
     \\<b\\> \\$x\\$ \\&amp;
+
+    Args:
+        text: Any text.
     """
     return plain(visible(text)).replace("&", "\\&")
 
 
 def in_csv(cell: str | int | float | None) -> str | int | float:
-    """A cell that a spreadsheet takes for text, not for a formula; numbers stay numbers.
+    """Make a cell that a spreadsheet reads as text, not as a formula; numbers stay numbers.
 
     >>> in_csv("=cmd|' /C calc'!A0"), in_csv(" @x"), in_csv(-3), in_csv(None)
     ("'=cmd|' /C calc'!A0", "' @x", -3, '')
+
+    Args:
+        cell: The value; None is an empty cell.
     """
     if cell is None:
         return ""
@@ -54,10 +56,14 @@ def in_csv(cell: str | int | float | None) -> str | int | float:
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Sequence[str | int | float | None]]) -> str:
-    """A table with a heading, as RFC 4180 writes it but for the line ends.
+    """Write a table as CSV (RFC 4180, except that lines end with a line feed).
 
     >>> as_csv(["name", "n"], [["=1+1", 2]])
     "name,n\\n'=1+1,2\\n"
+
+    Args:
+        columns: The heading.
+        rows: The cells, as many in each row as there are columns.
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

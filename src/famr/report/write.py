@@ -1,4 +1,4 @@
-"""Put a report where it belongs: into the run it is about, or beside it."""
+"""Write a report as HTML, Markdown and JSON: into the run folder, or elsewhere."""
 
 from __future__ import annotations
 
@@ -12,26 +12,49 @@ from famr.report.markdown import as_markdown
 from famr.runs.folder import add_to_run, atomic_file
 
 
-def pages(report: Report) -> dict[str, str]:
-    """The three ways to write a report, by the ending of the file."""
+def render_report(report: Report) -> dict[str, str]:
+    """Render a report in its three formats.
+
+    Args:
+        report: The content.
+
+    Returns:
+        The text of each file, by its suffix: ``.html``, ``.md`` and ``.json``.
+
+    Raises:
+        RequestError: Jinja2, of the extra ``famr[report]``, is not installed.
+    """
     content = json.dumps(report.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return {".html": as_html(report), ".md": as_markdown(report), ".json": content}
 
 
 def write_report(report: Report, run: Path, output: Path | None = None) -> Path:
-    """Write all three; the HTML file's place is returned."""
-    made = pages(report)
+    """Write the three files of a report.
+
+    Args:
+        report: The content.
+        run: The folder of the run.
+        output: Where to write; its suffix is replaced by each format's. None adds the files to the run folder.
+
+    Returns:
+        The path of the HTML file.
+
+    Raises:
+        RequestError: `output` is inside the run folder, or Jinja2 is not installed.
+        CheckpointError: A file of the run changed since it was finished.
+    """
+    pages = render_report(report)
     if output is None:
-        add_to_run(run, {f"unlearning/report{ending}": content for ending, content in made.items()})
+        add_to_run(run, {f"unlearning/report{suffix}": content for suffix, content in pages.items()})
         return run / "unlearning/report.html"
     target = output.with_suffix(".html")
     if target.resolve().is_relative_to(run.resolve()):
         raise RequestError(
-            "A finished run may not change unnoticed.",
+            "--output must be outside the run folder, whose files are sealed.",
             where=str(target),
-            fix="Leave out --output, or name another place.",
+            fix="Leave out --output to add the report to the run, or give another path.",
         )
-    for ending, content in made.items():
-        with atomic_file(target.with_suffix(ending)) as staging:
+    for suffix, content in pages.items():
+        with atomic_file(target.with_suffix(suffix)) as staging:
             staging.write_text(content, encoding="utf-8")
     return target

@@ -21,10 +21,10 @@ from torch import nn
 from famr.data.augmentation import Augmentation
 from famr.errors import CheckpointError
 from famr.models import load_model
-from famr.models.weights import read_weights, share_as_umask_says
+from famr.models.weights import apply_umask, read_weights
 from famr.runs.folder import atomic_folder, write_json
 from famr.sisa.ensemble import Shard, Sisa
-from famr.sisa.plan import Plan
+from famr.sisa.plan import ShardPlan
 from famr.storage.digests import check_complete
 from famr.training import Training
 
@@ -32,7 +32,20 @@ FORMAT = 1
 
 
 def save_sisa(sisa: Sisa, target: Path, *, overwrite: bool = False) -> Path:
-    """Write the folder, whole or not at all."""
+    """Write an ensemble as a folder, whole or not at all.
+
+    Args:
+        sisa: The ensemble.
+        target: The folder.
+        overwrite: Whether a folder that famr wrote may be replaced.
+
+    Returns:
+        `target`.
+
+    Raises:
+        RequestError: The folder exists already.
+        StorageError: It cannot be written.
+    """
     from safetensors.torch import save_file
 
     module = sisa.shards[0].model.module
@@ -46,41 +59,53 @@ def save_sisa(sisa: Sisa, target: Path, *, overwrite: bool = False) -> Path:
     }
     with atomic_folder(target, overwrite=overwrite) as folder:
         for number, shard in enumerate(sisa.shards):
-            place = folder / f"shard-{number}"
-            place.mkdir()
-            shard.model.architecture.save(shard.model, place)
+            shard_folder = folder / f"shard-{number}"
+            shard_folder.mkdir()
+            shard.model.architecture.save(shard.model, shard_folder)
             for slice_, state in enumerate(shard.before):
-                file = place / f"before-slice-{slice_}.safetensors"
+                file = shard_folder / f"before-slice-{slice_}.safetensors"
                 save_file(dict(state), str(file), metadata={"format": "pt"})
-                share_as_umask_says(file)
+                apply_umask(file)
         write_json(folder / "sisa.json", facts)
     return target
 
 
 def load_sisa(folder: str | Path, *, module: nn.Module | None = None) -> Sisa:
-    """Read what `Sisa.save` wrote; `module` is the network, where it was a bare `nn.Module`."""
+    """Read what `Sisa.save` wrote.
+
+    Args:
+        folder: The folder.
+        module: The network, where the shards are bare `nn.Module`s that no library builds.
+
+    Raises:
+        CheckpointError: The folder is not one of SISA, was changed since, or is damaged.
+    """
     folder = Path(folder)
     check_complete(folder)
-    facts = _facts(folder / "sisa.json")
+    facts = _read_facts(folder / "sisa.json")
     try:
-        plan, training = Plan(**facts["plan"]), _training(facts["training"])
+        plan, training = ShardPlan(**facts["plan"]), _training(facts["training"])
         ids, environments, frozen = tuple(facts["ids"]), tuple(facts["environments"]), set(facts["frozen"])
     except (KeyError, TypeError) as error:
         raise CheckpointError("sisa.json is damaged.", where=str(folder), fix="Restore it.") from error
     shards = []
     for number in range(plan.shards):
-        place = folder / f"shard-{number}"
-        model = load_model(str(place), module=copy.deepcopy(module))
+        shard_folder = folder / f"shard-{number}"
+        model = load_model(str(shard_folder), module=copy.deepcopy(module))
         for name, parameter in model.module.named_parameters():
             parameter.requires_grad_(name not in frozen)
-        before = (read_weights(place / f"before-slice-{slice_}.safetensors") for slice_ in range(plan.slices))
+        before = (read_weights(shard_folder / f"before-slice-{slice_}.safetensors") for slice_ in range(plan.slices))
         shards.append(Shard(model, tuple(before)))
     return Sisa(plan, training, ids, tuple(shards), environments)
 
 
-def _facts(file: Path) -> dict[str, Any]:
+def _read_facts(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise CheckpointError("This is no folder of SISA models.", where=str(file.parent), fix="Name one.")
+        raise CheckpointError(
+            "This is no folder of SISA models: it has no sisa.json.",
+            where=str(file.parent),
+            fix="Name a folder that Sisa.save wrote.",
+        )
     try:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from famr.certificates.claims import Assumption, Certificate, Claim
-from famr.sisa.plan import Plan, Stage
+from famr.sisa.plan import ShardPlan, Stage
+from famr.storage.digests import json_digest
 
 SOURCE = "[Bourtoule et al. 2021]"
 NOT_SHOWN = (
@@ -22,32 +21,41 @@ NOT_SHOWN = (
 
 @dataclass(frozen=True)
 class Removal:
-    """What `Sisa.forget` did. It names no removed image."""
+    """What `Sisa.forget` did. It names no removed image.
+
+    Attributes:
+        removed: Number of removed images.
+        remaining: Number of remaining images.
+        remaining_sha256: Digest of the remaining ids, see `ids_digest`.
+        plan: Shards, slices and seed.
+        stages: The stages that were retrained.
+        passes: Image passes of these stages.
+        passes_of_retraining: Image passes of training all shards without the removed images.
+        seconds: Wall-clock time of the retraining.
+        removed_trained_on: Number of removed ids among the images of the retraining; 0, or something is wrong.
+        same_environment: Whether every part was trained with the same hardware, versions and threads.
+        weights_sha256: Digest of each shard's weights after the removal.
+    """
 
     removed: int
     remaining: int
     remaining_sha256: str
-    plan: Plan
+    plan: ShardPlan
     stages: tuple[Stage, ...]
-    """Exactly what was retrained."""
     passes: int
     passes_of_retraining: int
-    """What training all shards anew without the removed images would have taken."""
     seconds: float
     removed_trained_on: int
-    """How many removed ids are among the images of the retraining: 0, or something is wrong."""
     same_environment: bool
-    """Whether every part was trained with the same hardware, versions and threads."""
     weights_sha256: tuple[str, ...]
-    """Of each shard, after it."""
 
     @property
     def share(self) -> float:
-        """Image passes of this removal, as a share of training everything anew."""
+        """Image passes of this removal as a fraction of those of training everything again."""
         return self.passes / self.passes_of_retraining
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """As plain values, for JSON."""
         return {
             **asdict(self),
             "stages": [stage._asdict() for stage in self.stages],
@@ -56,7 +64,7 @@ class Removal:
         }
 
     def certificate(self) -> Certificate:
-        """What the removal shows, what that rests on, and what it does not show."""
+        """A certificate of kind "exact": its claims, their assumptions, and what they do not show."""
         subject = {
             "weights_sha256": list(self.weights_sha256),
             "remaining_sha256": self.remaining_sha256,
@@ -102,8 +110,8 @@ class Removal:
                     self.same_environment,
                 ),
                 Assumption(
-                    "Places, order and seeds follow from the seed and the remaining ids alone, and training repeats "
-                    "itself bit for bit: so it is built, and tested on CPUs.",
+                    "Shards, slices, order and seeds depend on the seed and the remaining ids alone, and training "
+                    "repeats itself bit for bit, by design and tested on CPUs.",
                     "stated",
                 ),
                 Assumption("The data holds under each remaining id the image and label first trained on.", "stated"),
@@ -113,9 +121,12 @@ class Removal:
 
 
 def ids_digest(ids: Sequence[str]) -> str:
-    """SHA-256 of the ids, sorted, as a JSON list: whoever has the data can compare.
+    """SHA-256 of ids as a sorted JSON list, which anybody with the data can compute again.
+
+    Args:
+        ids: The ids, in any order.
 
     >>> ids_digest(["b", "a"]) == ids_digest(["a", "b"]) != ids_digest(["a"])
     True
     """
-    return hashlib.sha256(json.dumps(sorted(ids)).encode()).hexdigest()
+    return json_digest(sorted(ids))

@@ -1,4 +1,4 @@
-"""What a run may read: the forget set, and the other data that is available."""
+"""The data of a run: the forget set, and the other data that is available."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 
 from famr._version import __version__
 from famr.anchors import Source
+from famr.config import ResolvedFAMR
 from famr.data import Images
 from famr.data.loaders import Batches, LabelledImages, order
 from famr.data.request import Kind, Request
-from famr.data.splits import EarlierRequest, Splits, some_of_each_class
+from famr.data.splits import EarlierRequest, Splits, sample_per_class
 from famr.engine.base import Session
 from famr.errors import RequestError
 from famr.models import Classifier
@@ -142,7 +143,7 @@ class RunInputs:
 
     @property
     def kind(self) -> Kind:
-        """What is forgotten.
+        """The kind of the request.
 
         A concept of classes that stay counts as samples: a retrained model would still know most of them. With a
         sketch, images without a request are classes or samples by their number.
@@ -180,7 +181,7 @@ class RunInputs:
 
     @property
     def earlier(self) -> tuple[EarlierRequest, ...]:
-        """What the model was made to forget before."""
+        """Earlier requests that the model has forgotten."""
         return () if self.splits is None else self.splits.earlier
 
     @property
@@ -192,6 +193,14 @@ class RunInputs:
         """Names of the classes that this run forgets whole."""
         whole = self.splits is not None and self.forgets_classes
         return self.splits.newly_forgotten_classes() if whole and self.splits is not None else ()
+
+    def step_size(self, config: ResolvedFAMR) -> int | None:
+        """Images of a step, with those of the function-space anchor; None for a loader, which has its own batches.
+
+        Args:
+            config: The settings.
+        """
+        return None if self.splits is None else config.images_in_step(len(self.splits.forget))
 
     def step_batches(self, session: Session, size: int) -> Batches:
         """Passes over the forget set for steps.
@@ -237,7 +246,7 @@ class RunInputs:
 
         Args:
             anchored: Images a class that the function-space anchor uses.
-            seed: Of the draw.
+            seed: Seed of the draw.
 
         Returns:
             None without labelled retained images.
@@ -246,13 +255,13 @@ class RunInputs:
         if retain is None or not retain.labelled:
             return None
         per_class = max(1, WATCHED_IMAGES // len(retain.class_counts()))
-        images = some_of_each_class(retain, per_class, seed, skip=anchored)
+        images = sample_per_class(retain, per_class, seed, skip=anchored)
         if not len(images):  # so few that all of them are anchored
-            images = some_of_each_class(retain, per_class, seed)
+            images = sample_per_class(retain, per_class, seed)
         return images.take(order(len(images), seed)[:WATCHED_IMAGES])
 
     def facts(self, original: Classifier, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What must be the same in every process of a run, by the name that an error uses for it.
+        """Facts that must be the same in every process of a run, by the name that an error uses for them.
 
         Args:
             original: The model.

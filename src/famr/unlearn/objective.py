@@ -12,7 +12,7 @@ from torch import Tensor
 from famr.config import ResolvedFAMR
 from famr.data.loaders import Batch, Batches
 from famr.engine.base import Session
-from famr.losses.objective import Reduction, combine, gram_matrix, reduce, standing_out, style_distance, target_kl
+from famr.losses.objective import Reduction, combine, gram_matrix, logit_excess, reduce, style_distance, target_kl
 from famr.metrics.predictions import Predictions
 from famr.models.activations import LayerOutput
 
@@ -74,7 +74,7 @@ class ForgetObjective:
         """L_forget of a batch, with a graph.
 
         Args:
-            batch: Of the forget set.
+            batch: Images of the forget set.
         """
         losses = self.per_image(batch)
         return self.combined(losses.kl, losses.style)
@@ -83,7 +83,7 @@ class ForgetObjective:
         """Logits and losses of each image.
 
         Args:
-            batch: Of the forget set.
+            batch: Images of the forget set.
         """
         session = self.session
         logits = session.logits(batch)
@@ -94,7 +94,7 @@ class ForgetObjective:
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.target.device)]
         kl = target_kl(logits, target)
         if self.demoted is not None:
-            kl = kl + self.config.demotion * standing_out(logits, self.demoted)
+            kl = kl + self.config.demotion * logit_excess(logits, self.demoted)
         return ImageLosses(logits, kl, style)
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:

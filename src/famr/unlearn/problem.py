@@ -12,14 +12,14 @@ from torch import Tensor
 from famr.anchors import ANCHORS, AnchorInputs, AnchorTerm, FunctionAnchor, WeightAnchor, original_weights
 from famr.config import ResolvedFAMR
 from famr.data import Images
-from famr.data.loaders import Batches, order
+from famr.data.loaders import Batches, gradient_batch_size, order
 from famr.engine.base import Session
 from famr.metrics.predictions import Predictions
 from famr.targets import TARGETS, Target, TargetInputs
+from famr.unlearn.edited import edited_parameters
 from famr.unlearn.inputs import RunInputs
 from famr.unlearn.objective import ForgetObjective
-from famr.unlearn.style import neutral_gram, style_layer
-from famr.unlearn.trainable import trainable_names
+from famr.unlearn.style import capture_style, neutral_gram
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +80,9 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
 
     Args:
         session: The network with the original's weights.
-        inputs: What the run has.
+        inputs: The data of the run.
         config: The settings; the temperature and β are calibrated here where they were left open.
-        seed: Of random draws.
+        seed: Seed of random draws.
 
     Yields:
         The problem.
@@ -90,11 +90,12 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
     Raises:
         RequestError: Something that the target, an anchor or the style loss needs is not available.
     """
-    session.train_only(trainable_names(session, inputs, config), cache_prefix=not config.forgets_style)
-    with style_layer(session, config) as style:
+    session.train_only(edited_parameters(session, inputs, config), cache_prefix=not config.forgets_style)
+    with capture_style(session, config) as style:
         forget = inputs.forget_batches(session)
         calibration = inputs.calibration_images()
         held_out = None if calibration is None else session.evaluation_batches(calibration)
+        batch_size = gradient_batch_size(inputs.step_size(config))  # target and anchors take no more memory than a step
 
         target_inputs = TargetInputs(
             session=session,
@@ -116,7 +117,7 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
             target=target.probabilities.to(session.device),
             demoted=torch.tensor(inputs.forgotten, device=session.device) if config.demotion else None,
             style=style,
-            gram_target=None if style is None else neutral_gram(session, inputs, style),
+            gram_target=None if style is None else neutral_gram(session, inputs, style, batch_size),
         )
         if config.balance_beta:
             config = replace(config, beta=objective.balanced_beta(forget), balance_beta=False)
@@ -125,7 +126,8 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
         original, source = original_weights(session), inputs.anchor_source()
         sample = source.take(order(len(source), seed)[: config.fisher_images]) if isinstance(source, Images) else source
         statistics = None if inputs.sketch is None else inputs.sketch.fisher
-        weight_anchor = ANCHORS[config.anchor].build(AnchorInputs(session, original, sample, statistics, seed))
+        anchor_inputs = AnchorInputs(session, original, sample, statistics, seed, batch_size)
+        weight_anchor = ANCHORS[config.anchor].build(anchor_inputs)
         function_anchor = None
         if config.function_strength:
             function_anchor = FunctionAnchor.build(session, source, config.function_images, config.step_size, seed)

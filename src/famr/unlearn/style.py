@@ -12,15 +12,12 @@ from famr.data import Images
 from famr.data.loaders import loader_batches
 from famr.engine.base import Session
 from famr.errors import RequestError
-from famr.models.activations import LayerOutput, listen, mean_gram
+from famr.models.activations import LayerOutput, capture_layer, mean_gram
 from famr.unlearn.inputs import RunInputs
-
-STYLE_BATCH = 256
-"""Images at a time for the mean Gram matrix."""
 
 
 @contextmanager
-def style_layer(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutput | None]:
+def capture_style(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutput | None]:
     """Read the output of the style layer, φ, for as long as the context lasts.
 
     Args:
@@ -34,17 +31,18 @@ def style_layer(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutput 
         yield None
         return
     assert config.style_layer is not None
-    with listen(session.model.module, config.style_layer, config.style_channels_last) as style:
+    with capture_layer(session.model.module, config.style_layer, config.style_channels_last) as style:
         yield style
 
 
-def neutral_gram(session: Session, inputs: RunInputs, style: LayerOutput) -> Tensor:
+def neutral_gram(session: Session, inputs: RunInputs, style: LayerOutput, batch_size: int) -> Tensor:
     """G_target: the mean Gram matrix over images of a neutral style.
 
     Args:
         session: The network at θ₀.
         inputs: Has these images.
         style: Reads the style layer.
+        batch_size: Images at a time, at most.
 
     Raises:
         RequestError: There are none.
@@ -57,7 +55,7 @@ def neutral_gram(session: Session, inputs: RunInputs, style: LayerOutput) -> Ten
             fix="Give the retained images, or a folder with --style-target.",
         )
     if isinstance(source, Images):
-        batches = session.image_batches(source, STYLE_BATCH)
+        batches = session.image_batches(source, batch_size)
     else:
         batches = loader_batches(source, session.device)
     return mean_gram(session.model.module, style, batches(None))
