@@ -166,9 +166,9 @@ def labelled_batches(*sizes: int, seed: int = 0) -> list[tuple[torch.Tensor, tor
 
 FORGET, RETAINED = (5, 4, 1), (3, 6, 5, 1)
 """Batches that two ranks cannot divide evenly; a rank may have none of its own, or as many of 5 as of 6."""
-NATURAL = famr.FAMR(target="uniform", anchor="l2", strength=0.1, function_strength=1.0, epochs=3, optimiser="natural")
+NATURAL = famr.FAMR(target="uniform", anchor="l2", strength=0.1, function_strength=1.0, epochs=2, optimiser="natural")
 METHODS = {
-    "paper": alg1(epochs=3, learning_rate=1e-2),
+    "paper": alg1(epochs=2, learning_rate=1e-2),
     "natural": NATURAL,
     "adam": replace(NATURAL, optimiser="adam", strength=1e-3, learning_rate=1e-3),
     "adamw": replace(NATURAL, optimiser="adamw", strength=1e-3, learning_rate=1e-3),

@@ -226,7 +226,7 @@ def test_two_processes_resume_a_run_that_two_began(place: Path, alone: Path) -> 
     ended = world(place / "log", failing_command, 0, "failed", arguments)
     assert [each.code for each in ended] == [3, 3]
     assert (place / "stopped.unfinished/state.json").is_file()
-    assert ["stopped.unfinished; with --resume it goes on from there" in each.err for each in ended] == [True, False]
+    assert ["stopped.unfinished; --resume continues from it" in each.err for each in ended] == [True, False]
     ended = world(place / "log", failing_command, 0, "failed", [*arguments, "--resume"])
     assert [each.code for each in ended] == [0, 0], "two of four steps are left, so there is no third to fail in"
     torch.testing.assert_close(weights(place / "stopped"), weights(alone), atol=ROUNDED, rtol=ROUNDED)
@@ -349,9 +349,9 @@ def test_the_rank_that_holds_the_store_may_be_gone() -> None:
 def test_a_process_that_ends_at_once_keeps_its_exit_code_and_all_it_printed(size: int, printed: str) -> None:
     program = """
 import atexit
-from famr.cli.ranked import parting
+from famr.cli.ranked import exit_at_once
 atexit.register(print, "step by step")
-with parting():
+with exit_at_once():
     print("words")
     raise SystemExit(3)
 """
