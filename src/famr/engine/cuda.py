@@ -43,6 +43,7 @@ class CudaSession(PrefixSession):
     def train_only(self, names: Container[str], *, cache_prefix: bool = True) -> None:  # noqa: D102
         super().train_only(names, cache_prefix=cache_prefix)
         self._rounds_activations = self.precision == "bf16" and cache_prefix
+        self._bf16 = None
 
     def forward(self, images: Tensor) -> Any:  # noqa: D102
         if not self._rounds_activations:
