@@ -24,7 +24,7 @@ them, and a test fails where it is not up to date; nothing is typed by hand. The
     famr bench methods --data SPEC --start timm:NAME --class NAME --samples-share 0.1 --seeds 0,1,2 --output DIR
     python -m benchmarks.paper --table 1 --data SPEC --output DIR        # or --figure 1 to 4
 
-The methods and their numbers: [alternatives.md](alternatives.md)."""
+The methods and their numbers: [baselines.md](baselines.md)."""
 
 
 def bench_page(name: str, content: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import famr
+from famr.data import Data
 from famr.storage.digests import write_complete
 
 CLASSES = ("cat", "cow", "dog")
@@ -50,4 +51,14 @@ def save_pictures(folder: Path, each: int = 6, classes: tuple[str, ...] = CLASSE
         (folder / name).mkdir(parents=True)
         for index in range(each):
             picture(100 * number + index).save(folder / name / f"{index}.png")
+    return folder
+
+
+def save_digits(digits: Data, folder: Path, each: int, names: tuple[str, ...] | None = None) -> Path:
+    """The first digits of each class as class folders."""
+    for target, name in enumerate(names or digits.labels):
+        (folder / name).mkdir(parents=True)
+        members = (digits.train.targets == target).nonzero().squeeze(1)[:each].tolist()
+        for index in members:
+            digits.train.decode(int(digits.train.rows[index])).save(folder / name / f"{index}.png")
     return folder

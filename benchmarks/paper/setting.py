@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from famr.baselines import Ours
+from famr.baselines import FamrMethod
 from famr.bench.methods import FAMR_PAPER, BenchMethod, slug
 from famr.bench.results import ResultsFolder, json_text, write_atomic
 from famr.config import FAMR
@@ -47,7 +47,9 @@ def size_by_name(name: str) -> str:
 
 def paper_and_default() -> tuple[BenchMethod, ...]:
     """The paper's algorithm with its numbers, and the default; both with a history of every epoch."""
-    return BenchMethod(FAMR_PAPER, Ours(FAMR.paper(), track=True)), BenchMethod(DEFAULT, Ours(FAMR(), track=True))
+    return BenchMethod(FAMR_PAPER, FamrMethod(FAMR.paper(), track=True)), BenchMethod(
+        DEFAULT, FamrMethod(FAMR(), track=True)
+    )
 
 
 @cache

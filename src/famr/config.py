@@ -31,7 +31,7 @@ class FAMR:
         target: What to predict on the forget set. See `famr.targets`.
         temperature: τ of the masked and the tempered target. None: entropy-matched to held-out images.
         overshoot: κ of the reference target: how much further than the target to aim. A short run stops before it
-            arrives.
+            arrives. None: 0.2 for samples, else 0.
         demotion: γ: weight of a penalty that pushes forgotten classes down among the unlikely ones. Without it they are
             never predicted, but may stay second. None: 0.03 for a masked target.
         anchor: How distance to the original weights is measured. See `famr.anchors`.
@@ -39,7 +39,8 @@ class FAMR:
             within the budget.
         budget: Share of retained accuracy that may be lost while the strength is chosen.
         fisher_images: Retained images from which Fisher information is taken. More than the default changed nothing.
-        function_strength: λ of a function-space anchor on retained images; 0 leaves it out. None: by the optimiser.
+        function_strength: λ of a function-space anchor on retained images; 0 leaves it out. None: 5 for `natural`, 2
+            for `adam` and `adamw`, 1 for `sgd`, 10 for a style; 0 without retained images.
         function_images: Retained images a class for the function-space anchor. None: 20 for `natural`, else as many as
             the steps can use.
         edited_share: Share of the layers that may change, from the head backwards. None: a quarter for `natural`, all
@@ -144,7 +145,7 @@ class FAMR:
 
     @property
     def forgets_style(self) -> bool:
-        """Whether the Gram-matrix loss takes part."""
+        """Whether L_style is part of the loss."""
         return self.beta is None or self.beta > 0
 
     def to_json(self) -> dict[str, Any]:
@@ -231,7 +232,7 @@ class ResolvedFAMR:
 
     @property
     def forgets_style(self) -> bool:
-        """Whether the Gram-matrix loss takes part."""
+        """Whether L_style is part of the loss."""
         return self.beta > 0 or self.balance_beta
 
     def step_size(self, images: int) -> int:
@@ -240,7 +241,7 @@ class ResolvedFAMR:
         With the mean, all steps have about as many, so that each image weighs the same; with the sum it does anyway.
 
         Args:
-            images: Of the set.
+            images: Number of images in the set.
         """
         if self.reduction == "sum":
             return self.batch_size
@@ -251,7 +252,7 @@ class ResolvedFAMR:
         """Images of each step, with the retained images of the function-space anchor.
 
         Args:
-            images: Of the forget set.
+            images: Number of images in the forget set.
         """
         return self.step_size(images) * (2 if self.function_strength else 1)
 

@@ -25,7 +25,7 @@ from famr.audit.shadow_attacks import klom_figures, lira_on, u_lira_by_kind
 from famr.audit.shadow_logits import ShadowLogits, train_shadow_logits
 from famr.audit.shadows import Method, Setting
 from famr.audit.verdict import Audit, GateResult, read_thresholds
-from famr.cli.shadowing import recorded_training
+from famr.cli.shadow_models import recorded_training
 from famr.data import Data, Images
 from famr.errors import CheckpointError, RequestError
 from famr.metrics.predictions import Predictions
@@ -255,7 +255,7 @@ def test_the_command_trains_shadows_by_the_runs_records_and_reuses_them(
     assert record["stated"]["shadows"]["models"]["unlearned"] == 3
     assert "u_lira_accuracy" in {check["name"] for check in record["checks"]}
     again = run(*command, "--shadow-start", "scratch")
-    assert again.err.count("found") == 6
+    assert again.err.count("from the cache") == 6
     assert again.code == first.code
     assert (tmp_path / "no-3.shadows").is_dir()
     assert recorded_training(original) == replace(brief, precision="fp32")

@@ -14,10 +14,10 @@ import torch
 from scipy import stats
 
 import famr
-from alternative_cases import Peek, start, stepping
-from famr.baselines import BadTeacher, BoundaryShrink, Delete, FineTune, Ours, Retrain, Scrub, SisaRemoval
+from baselines.cases import start
+from famr.baselines import BadTeacher, BoundaryShrink, Delete, FamrMethod, FineTune, Retrain, Scrub, SisaRemoval
 from famr.baselines.descent import RATES
-from famr.baselines.work import Work
+from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.bench import methods, running, scoring
 from famr.bench.methods import BenchMethod, bench_methods, file_stem, methods_by_name, slug
 from famr.bench.plan import Bench
@@ -40,18 +40,24 @@ SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_
 HOSTILE = "<script>alert(1)</script> [/x] |\n\u202e"
 
 
-class Broken(Peek):
+@dataclass(frozen=True)
+class Broken(WeightBaseline):
     """A method that fails."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    error: Exception
 
-    def change(self, work: Work) -> None:  # noqa: ARG002
+    name = "broken"
+    paper = "none"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def change(self, session: BaselineSession) -> None:  # noqa: ARG002
         raise self.error
 
 
 def quick(method: Any) -> BenchMethod:
-    return BenchMethod(method.name, stepping(method, epochs=1, batch_size=64))
+    return BenchMethod(method.name, method.with_numbers(epochs=1, batch_size=64))
 
 
 def bench_of(digits: Data, *compared: BenchMethod, **changes: Any) -> Bench:
@@ -72,7 +78,7 @@ def ran(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Three methods and a broken one, a class and samples, two seeds, tuned."""
     tasks = (request_task(famr.Request(classes=["3"])), samples_task(digits, 0.1))
     compared = (
-        BenchMethod("FAMR", Ours(famr.FAMR(strength=1.0, epochs=2, edit_head=True, function_images=2))),
+        BenchMethod("FAMR", FamrMethod(famr.FAMR(strength=1.0, epochs=2, edit_head=True, function_images=2))),
         BenchMethod("retrain", Retrain()),
         quick(FineTune()),
         quick(Delete()),
@@ -435,7 +441,7 @@ def test_the_start_of_training_is_made_once_a_seed_and_not_changed(digits: Data,
 
 def test_on_a_gpu_every_method_runs_once_before_it_is_timed(digits: Data, tmp_path: Path) -> None:
     tuning = (request_task(famr.Request(classes=["5"])),)
-    bench = bench_of(digits, BenchMethod("FAMR", Ours()), quick(Delete()), tuning=tuning, trials=2, seeds=(0, 1))
+    bench = bench_of(digits, BenchMethod("FAMR", FamrMethod()), quick(Delete()), tuning=tuning, trials=2, seeds=(0, 1))
 
     def runs(some: Bench, records: ResultsFolder, device: str = "cuda") -> list[tuple[str, str]]:
         ran: list[tuple[str, str]] = []
@@ -498,8 +504,8 @@ def test_the_quickest_method_is_also_named_among_those_that_keep_accuracy() -> N
 
 
 def test_epochs_over_retained_images_can_be_limited_for_all_methods_alike(digits: Data, tmp_path: Path) -> None:
-    ten = stepping(FineTune(), epochs=10, batch_size=256)
-    few = (BenchMethod("fine-tune", ten), BenchMethod("DELETE", stepping(Delete(), epochs=3, batch_size=64)))
+    ten = FineTune().with_numbers(epochs=10, batch_size=256)
+    few = (BenchMethod("fine-tune", ten), BenchMethod("DELETE", Delete().with_numbers(epochs=3, batch_size=64)))
     content = run_bench(bench_of(digits, *few, most_epochs=1), tmp_path / "out", lambda _line: None)
     epochs = {cell["method"]: cell["numbers"]["steps"]["epochs"] for cell in content["cells"]}
     assert epochs == {"fine-tune": 1, "DELETE": 3}  # which sees no retained images

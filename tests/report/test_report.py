@@ -112,27 +112,21 @@ def require_offline(page: Page) -> None:
 @pytest.fixture(scope="module")
 def folder(original_run: Path, tmp_path_factory: pytest.TempPathFactory, digits: Data) -> Path:
     """A run on digits as the command line writes it."""
-    from famr.cli.commands import run_forget
-    from famr.cli.options import data_facts
+    from famr.cli.forget import ForgetOptions, ForgetTask, run_forget
+    from famr.cli.opening import DataSource
+    from famr.cli.options import ComputeOptions, ModelSource, OutputOptions
 
     target = tmp_path_factory.mktemp("reported") / "no-3"
     run_forget(
-        model=str(original_run),
-        weights=None,
-        arguments={},
-        request=famr.Request(classes=["3"]),
-        data_facts=data_facts("digits", None, None, 0, by_name=False),
-        style_target=None,
-        sketch=None,
-        method=alg1(epochs=3, learning_rate=3e-4, batch_size=16),
-        retrained=None,
-        track_retain=True,
-        gates=False,
-        output_dir=target,
-        overwrite=False,
-        seed=0,
-        device="cpu",
-        quiet=True,
+        ForgetTask(
+            ModelSource(model=str(original_run)),
+            DataSource("digits"),
+            famr.Request(classes=["3"]),
+            alg1(epochs=3, learning_rate=3e-4, batch_size=16),
+            OutputOptions(output_dir=target),
+            ForgetOptions(gates=False),
+            ComputeOptions(device="cpu", quiet=True),
+        )
     )
     return target
 

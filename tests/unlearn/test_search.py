@@ -15,9 +15,9 @@ from famr.data import Data
 from famr.errors import GateError
 from famr.targets import TargetInputs
 from famr.targets.masked import MaskedTarget
-from famr.unlearn.search import TRIALS, Outcome, next_factor, require_outcome, search_strength
+from famr.unlearn.search import TRIALS, TrialOutcome, next_factor, require_outcome, search_strength
 
-FINE = Outcome(
+FINE = TrialOutcome(
     strength=1.0,
     function_strength=0.0,
     loss_before=4.0,
@@ -31,10 +31,10 @@ FINE = Outcome(
 BUDGET = 0.01
 
 
-def trial_of(forgets_below: float, keeps_above: float) -> Callable[[float], tuple[Outcome, float]]:
+def trial_of(forgets_below: float, keeps_above: float) -> Callable[[float], tuple[TrialOutcome, float]]:
     """A model that forgets under weak anchors and keeps its retained accuracy under strong ones."""
 
-    def trial(factor: float) -> tuple[Outcome, float]:
+    def trial(factor: float) -> tuple[TrialOutcome, float]:
         outcome = replace(
             FINE,
             strength=factor,

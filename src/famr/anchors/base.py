@@ -1,4 +1,4 @@
-"""What an anchor is, and what a weight anchor is built from."""
+"""The interface of anchors, and the inputs that a weight anchor is built from."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class WeightAnchor(Anchor):
         """Build the anchor at θ₀.
 
         Args:
-            inputs: What an anchor may read.
+            inputs: The network, θ₀ and retained images.
 
         Raises:
             RequestError: Something that it needs is not available.
@@ -108,14 +108,14 @@ class AnchorTerm(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AnchorInputs:
-    """What a weight anchor may read.
+    """Everything that a weight anchor may read.
 
     Attributes:
         session: The network at θ₀; its parameters are those that may change.
         original: θ₀ of these, see `original_weights`.
         source: Images from which Fisher information is taken; None without such images.
         statistics: Fisher information from a sketch; None without one.
-        seed: Of random draws.
+        seed: Seed of random draws.
         batch_size: Images at a time, at most.
     """
 

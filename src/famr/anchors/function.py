@@ -29,7 +29,8 @@ class FunctionAnchor(Anchor):
     Args:
         session: The network, still at θ₀.
         batches: Passes over the images in batches of a step's size.
-        seed: Of the order of the images.
+        seed: Seed of the order of the images.
+        evaluation: Passes over them without gradients; None: `batches`.
 
     Attributes:
         reduction: The loss of a batch is a mean, so that micro-batches of it are weighted by their size.
@@ -37,9 +38,12 @@ class FunctionAnchor(Anchor):
 
     reduction: Reduction = "mean"
 
-    def __init__(self, session: Session, batches: Batches, seed: int) -> None:
+    def __init__(self, session: Session, batches: Batches, seed: int, evaluation: Batches | None = None) -> None:
         self._session, self._batches, self._seed = session, batches, seed
-        self._original = session.predict(batches).logits.to(session.device)  # (images, classes), in their order
+        self._evaluation = evaluation or batches
+        self._original = session.predict(self._evaluation).logits.to(
+            session.device
+        )  # (images, classes), in their order
         self.restart()
 
     @classmethod
@@ -53,7 +57,7 @@ class FunctionAnchor(Anchor):
             source: Retained images, or others like them; batches of a user's own are used as they are.
             per_class: Images of each class, at most.
             step_size: Images of a step, by the number of images in all.
-            seed: Of the draw of images and of their order.
+            seed: Seed of the draw of images and of their order.
 
         Raises:
             RequestError: There are no images.
@@ -62,7 +66,8 @@ class FunctionAnchor(Anchor):
         if not isinstance(source, Images):
             return cls(session, session.loader_batches(source), seed)
         images = sample_per_class(source, per_class, seed)
-        return cls(session, session.batches(images, step_size(len(images))), seed)
+        steps = session.batches(images, step_size(len(images)))
+        return cls(session, steps, seed, session.evaluation_batches(images))
 
     def restart(self, steps: int = 0) -> None:
         """Draw from the first batch on, as every run from θ₀ does, or from a later one on.
@@ -98,7 +103,7 @@ class FunctionAnchor(Anchor):
         """A over a batch, with a graph.
 
         Args:
-            batch: Of the anchor's images.
+            batch: Images of the anchor.
         """
         return self._divergence(batch).mean()
 
@@ -109,20 +114,20 @@ class FunctionAnchor(Anchor):
         """The original's logits on a batch.
 
         Args:
-            batch: Of the anchor's images.
+            batch: Images of the anchor.
         """
         return self._original[batch.positions.to(self._original.device)]
 
     def batches(self) -> Iterator[Batch]:
         """One pass over all images in order."""
-        yield from self._batches(None)
+        yield from self._evaluation(None)
 
     def __len__(self) -> int:
         return len(self._original)
 
     @torch.no_grad()
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:  # noqa: ARG002
-        """Mean KL(p_θ₀ ‖ p_θ) over the images, or the first 256 of them.
+        """Mean KL(p_θ₀ ‖ p_θ) over the images, or batches of at least 256 of them.
 
         Args:
             parameters: Not read: the session's network has them.

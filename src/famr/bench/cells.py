@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from famr.baselines import Alternative
+from famr.baselines import Baseline
 from famr.bench.references import Reference
 from famr.bench.results import json_text
 from famr.bench.scoring import BenchPredictions, ScoredBatches, bench_metrics, predict_scored, retraining_gap
@@ -50,7 +50,7 @@ class Case:
     device: torch.device
     precision: Precision
 
-    def cell(self, name: str, method: Alternative) -> dict[str, Any]:
+    def cell(self, name: str, method: Baseline) -> dict[str, Any]:
         """Run a method and score it.
 
         Args:

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from famr.baselines import Alternative, Ours, Retrain, every_method
+from famr.baselines import Baseline, FamrMethod, Retrain, every_method
 from famr.config import FAMR
 from famr.errors import RequestError
 
@@ -28,7 +28,7 @@ class BenchMethod:
     """
 
     name: str
-    method: Alternative
+    method: Baseline
 
     @property
     def retrains(self) -> bool:
@@ -39,7 +39,7 @@ class BenchMethod:
 def bench_methods() -> tuple[BenchMethod, ...]:
     """Every method of `famr.baselines` with its default numbers, and FAMR with the paper's after it."""
     famr, *others = [BenchMethod(method.name, method) for method in every_method()]
-    return (famr, BenchMethod(FAMR_PAPER, Ours(FAMR.paper())), *others)
+    return (famr, BenchMethod(FAMR_PAPER, FamrMethod(FAMR.paper())), *others)
 
 
 def slug(name: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import torch
 
-from famr.baselines import Alternative, SisaRemoval
-from famr.baselines.alternative import kind_of
+from famr.baselines import Baseline, SisaRemoval
+from famr.baselines.base import request_kind
 from famr.bench.methods import BenchMethod
 from famr.bench.results import CellKey
 from famr.bench.scoring import CALIBRATION_STRIDE, MIA_IMAGES, RETAINED_SCORED, TUNING_SCORED, calibration_and_scored
@@ -111,7 +111,7 @@ class Bench:
         steps = self.training.epochs * (len(self.data.train) // self.training.batch_size)
         return self.torch_device.type == "cuda" and steps >= COMPILE_FROM_STEPS
 
-    def variants(self, method: BenchMethod) -> list[Alternative]:
+    def variants(self, method: BenchMethod) -> list[Baseline]:
         """What is tried of a method; its own numbers alone where nothing is tuned.
 
         Args:
@@ -162,7 +162,7 @@ def unserved_pairs(bench: Bench, splits: Mapping[str, Splits]) -> dict[tuple[str
     for task in bench.tasks:
         calibration, _ = calibration_and_scored(splits[task.label])
         for method in bench.methods:
-            reason = method.method.serves(kind_of(calibration))
+            reason = method.method.refusal(request_kind(calibration))
             if reason is None and method.retrains and not bench.retrained:
                 reason = "no models are retrained in this bench"
             if reason is None and method.retrains and len(bench.seeds) < 2:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from famr.baselines import Alternative, Retrain, SisaRemoval
+from famr.baselines import Baseline, Retrain, SisaRemoval
 from famr.bench.cells import Case, progress_line
 from famr.bench.methods import BenchMethod, file_stem
 from famr.bench.plan import Bench, require_served
@@ -121,7 +121,7 @@ class _Trial(NamedTuple):
     key: CellKey
     task: Task
     method: BenchMethod
-    variant: Alternative
+    variant: Baseline
     trials: int
 
 
@@ -153,7 +153,7 @@ class _BenchRun:
         self._original: tuple[int, Classifier, str] | None = None
         self._ensemble: tuple[int, SisaRemoval] | None = None
         self._cases: dict[tuple[str, int], Case] = {}
-        self._tuned: dict[tuple[str, str], Alternative] = {}
+        self._tuned: dict[tuple[str, str], Baseline] = {}
 
     def run(self, keys: list[CellKey]) -> None:
         """Run the missing cells in the order of the plan, each method tuned before its first cell."""
@@ -195,14 +195,14 @@ class _BenchRun:
         for compiled in sorted({False, self.bench.compiles and trains}):
             fit(start, images, replace(training, compile=compiled), device=str(self.device))
 
-    def run_untimed(self, method: BenchMethod, variant: Alternative) -> None:
+    def run_untimed(self, method: BenchMethod, variant: Baseline) -> None:
         """On a GPU, run a method once before it is timed, on a tuning request; not one that was tuned in this process.
         Where nothing is tuned, methods are timed as they come."""
         cuda = self.device.type == "cuda"
         if not cuda or method.name in self._has_run or not self.bench.tuning or self.bench.trials < 2:
             return
         self._has_run.add(method.name)
-        task = next((task for task in self.bench.tuning if variant.serves(task.request.kind) is None), None)
+        task = next((task for task in self.bench.tuning if variant.refusal(task.request.kind) is None), None)
         if task is not None and not isinstance(variant, SisaRemoval):  # it trains, and first steps matter little there
             self.case(task, self.bench.tuning_seed).cell(method.name, variant)
 
@@ -259,7 +259,7 @@ class _BenchRun:
         seeds = self.bench.seeds
         return seeds[(seeds.index(seed) + 1) % len(seeds)]
 
-    def _with_ensemble(self, method: Alternative, seed: int) -> Alternative:
+    def _with_ensemble(self, method: Baseline, seed: int) -> Baseline:
         """SISA with the ensemble that it needs; other methods as they are."""
         if not isinstance(method, SisaRemoval):
             return method
@@ -278,7 +278,7 @@ class _BenchRun:
             self._ensemble = seed, replace(method, sisa=sisa)
         return self._ensemble[1]
 
-    def tuned(self, method: BenchMethod, task: Task) -> Alternative:
+    def tuned(self, method: BenchMethod, task: Task) -> Baseline:
         """The method with the numbers that did best on the tuning request of this kind."""
         kind = task.tuning_kind
         if (method.name, kind) not in self._tuned:

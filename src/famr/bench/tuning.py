@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from famr.baselines import Alternative, Steps
+from famr.baselines import Baseline, Steps
 
 
-def tuning_variants(method: Alternative, most: int, epochs: int | None = None) -> list[Alternative]:
+def tuning_variants(method: Baseline, most: int, epochs: int | None = None) -> list[Baseline]:
     """At most `most` of a method's trials, spread evenly over them, the method's own numbers among them.
 
     Args:
@@ -39,7 +38,7 @@ def tuning_variants(method: Alternative, most: int, epochs: int | None = None) -
     return [every[index] for index in indices]
 
 
-def limit_epochs(method: Alternative, epochs: int | None) -> Alternative:
+def limit_epochs(method: Baseline, epochs: int | None) -> Baseline:
     """The method with at most so many epochs over the retained images; unchanged if it does not use them.
 
     Args:
@@ -53,7 +52,7 @@ def limit_epochs(method: Alternative, epochs: int | None) -> Alternative:
     steps = getattr(method, "steps", None)
     if epochs is None or not method.needs_retain or not isinstance(steps, Steps):
         return method
-    return replace(method, steps=replace(steps, epochs=min(epochs, steps.epochs)))  # type: ignore[type-var]
+    return method.with_numbers(epochs=min(epochs, steps.epochs))
 
 
 def best_trial(runs: Sequence[Mapping[str, Any]]) -> int | None:

@@ -14,7 +14,7 @@ from famr.bench.setup import SCRATCH, BenchSetup
 from famr.bench.tables import KINDS, cell_kind, ranking_summary
 from famr.bench.tasks import request_task, requested_tasks, tuning_tasks
 from famr.cli.printing import say
-from famr.cli.shadowing import recorded_training
+from famr.cli.shadow_models import recorded_training
 from famr.data import Data
 from famr.data.request import Request
 from famr.engine.distributed import ALONE, Ranks

@@ -75,7 +75,7 @@ def methods(
     ] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16; default bf16 on CUDA, else fp32.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
-    resume: opt.GoesOn = False,  # noqa: ARG001  # it always resumes: finished cells are in the folder
+    resume: opt.AlwaysResumes = False,  # noqa: ARG001  # it always resumes: finished cells are in the folder
     data_name: Annotated[str | None, typer.Option(help="What the tables call the data.")] = None,
     data_root: opt.DataRoot = None,
     label_column: opt.LabelColumn = None,

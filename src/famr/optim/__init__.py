@@ -1,4 +1,4 @@
-"""How θ moves: the update of Alg. 1, and others that take the same gradients.
+"""Update rules: that of Alg. 1, and others that take the same gradients.
 
 To add an update rule: a file with a subclass of `UpdateRule`, and a line in `OPTIMISERS`; the first line of its
 docstring is the help text of `--optimiser`.

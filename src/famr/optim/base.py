@@ -1,4 +1,4 @@
-"""What an update rule is: lines 6 and 7 of Alg. 1."""
+"""The interface of update rules: lines 6 and 7 of Alg. 1."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class UpdateRule(ABC):
         self._rate = torch.zeros((), device=parameters[0].device)
 
     def rate_at(self, rate: float, step: int, steps: int) -> float:  # noqa: ARG002
-        """η of a step; constant unless the rule says otherwise.
+        """η of a step; constant by default.
 
         Args:
             rate: The run's η.
-            step: From 0.
-            steps: Of the whole run.
+            step: Steps taken so far.
+            steps: Steps of the whole run.
         """
         return rate
 
@@ -74,7 +74,7 @@ class UpdateRule(ABC):
         return total
 
     def state(self) -> dict[str, Tensor]:
-        """What the rule remembers between steps, by name."""
+        """The state that the rule keeps between steps, by name."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: ARG002

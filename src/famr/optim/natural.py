@@ -25,7 +25,7 @@ FLATTEST = 1e-12
 
 
 class Natural(UpdateRule):
-    """A step in the metric of the weight anchor, as long as the loss says; η falls along a cosine.
+    """A step in the metric of the weight anchor, whose length follows from the loss; η falls along a cosine.
 
     Args:
         parameters: θ.

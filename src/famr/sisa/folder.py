@@ -101,7 +101,11 @@ def load_sisa(folder: str | Path, *, module: nn.Module | None = None) -> Sisa:
 
 def _read_facts(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise CheckpointError("This is no folder of SISA models.", where=str(file.parent), fix="Name one.")
+        raise CheckpointError(
+            "This is no folder of SISA models: it has no sisa.json.",
+            where=str(file.parent),
+            fix="Name a folder that Sisa.save wrote.",
+        )
     try:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

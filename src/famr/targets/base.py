@@ -1,4 +1,4 @@
-"""What a target is, and what it is built from."""
+"""The interface of targets, and the inputs that a target is built from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HeldOutStatistics:
         """Compute the statistics.
 
         Args:
-            predictions: Of the original on held-out images.
+            predictions: The original's predictions on held-out images.
         """
         entropies = entropy(predictions.logits)
         if not predictions.labelled:
@@ -53,7 +53,7 @@ class HeldOutStatistics:
 
 @dataclass(frozen=True, eq=False)
 class TargetInputs:
-    """What a target may read. Predictions are computed when a target first reads them, so that it pays for its own.
+    """Everything that a target may read. Predictions are computed when a target first reads them.
 
     Attributes:
         session: The network, at θ₀.
@@ -129,9 +129,9 @@ class TargetInputs:
 
 @dataclass(frozen=True, eq=False)
 class Target(ABC):
-    """q: what the model is to predict on the forget set.
+    """q: the distribution that the model is to predict on the forget set.
 
-    A subclass has a `build`, and says with the class attributes below which settings it takes.
+    A subclass defines `build`, and sets the class attributes below for the settings that it takes.
 
     Attributes:
         probabilities: q, (classes,) where all images share it, else (images, classes).
@@ -153,7 +153,7 @@ class Target(ABC):
         """Build the target at θ₀.
 
         Args:
-            inputs: What a target may read.
+            inputs: The network, its predictions and the request.
 
         Raises:
             RequestError: The target does not serve this request, or something that it needs is not available.

@@ -23,7 +23,7 @@ from famr.unlearn.progress import Progress
 from famr.unlearn.resolve import resolve
 from famr.unlearn.result import Unlearned
 from famr.unlearn.sketch import Sketch
-from famr.unlearn.trial import Trials
+from famr.unlearn.trials import Trials
 
 
 def forget(
@@ -49,11 +49,11 @@ def forget(
         forget: The forget set as an iterable of (images, labels) as the network takes them, read once.
         style_target: Images of a neutral style; None: the retained images.
         anchor_images: Images for anchors that need some; None: the retained images.
-        sketch: What targets and anchors need of the training data, taken earlier.
-        seed: Of every random draw.
-        device: Where to compute; None: the device of a network on a GPU, else the best available.
-        engine: How to compute; None: the fastest for the device.
-        monitor: What is evaluated, checked and saved along the way; None: `Monitor()`.
+        sketch: Statistics of the training data that targets and anchors can use in its place; None: none.
+        seed: Seed of every random draw.
+        device: Name of the device; None: that of a network on a GPU, else the best available.
+        engine: Engine that computes the run; None: the fastest for the device.
+        monitor: Evaluations, gates and saved states of the run; None: `Monitor()`.
 
     Returns:
         The unlearned classifier, the original, the resolved settings and the history.
@@ -105,7 +105,7 @@ def forget(
 def _identity(
     original: Classifier, inputs: RunInputs, config: ResolvedFAMR, seed: int, engine: Engine
 ) -> dict[str, object]:
-    """What the state of an unfinished run belongs to."""
+    """The facts that identify an unfinished run."""
     return {
         "original": original.digest(),
         "request": inputs.request.to_json(),

@@ -63,7 +63,7 @@ Event = Step | HistoryRow
 
 @dataclass(frozen=True)
 class Monitor:
-    """What is evaluated, checked and saved during a run.
+    """Evaluations, gates, events and saved states of a run.
 
     Attributes:
         track_retain: Whether retained accuracy is evaluated after each epoch, on at most 2,000 held-out images.
@@ -89,14 +89,14 @@ class Monitor:
 
         Args:
             epoch: Its number, from 1.
-            epochs: Of the run.
+            epochs: Epochs of the run.
         """
         ends = (1, epochs) if self.rows > 1 else (epochs,)
         return epoch % -(-epochs // self.rows) == 0 or epoch in ends
 
 
 @dataclass
-class Stopwatch:
+class EvaluationClock:
     """Time spent on evaluation, which does not count as the method's.
 
     Attributes:
@@ -117,14 +117,16 @@ class Stopwatch:
         self.seconds += time.perf_counter() - problem.session.setup_seconds - start
 
 
-def follow(problem: Problem, seed: int, monitor: Monitor, progress: Progress, clock: Stopwatch) -> list[HistoryRow]:
+def follow(
+    problem: Problem, seed: int, monitor: Monitor, progress: Progress, clock: EvaluationClock
+) -> list[HistoryRow]:
     """Run Alg. 1 and evaluate it along the way; a resumed run keeps the rows it had.
 
     Args:
         problem: J and its data, at θ₀.
-        seed: Of the order of the images.
-        monitor: What is evaluated.
-        progress: Where the run was left, and where its state is saved.
+        seed: Seed of the order of the images.
+        monitor: Says which epochs are evaluated, and on what.
+        progress: The state that an earlier process left; saves new ones.
         clock: Counts the time of evaluation.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a run may read: the forget set, and the other data that is available."""
+"""The data of a run: the forget set, and the other data that is available."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class RunInputs:
 
     @property
     def kind(self) -> Kind:
-        """What is forgotten.
+        """The kind of the request.
 
         A concept of classes that stay counts as samples: a retrained model would still know most of them. With a
         sketch, images without a request are classes or samples by their number.
@@ -181,7 +181,7 @@ class RunInputs:
 
     @property
     def earlier(self) -> tuple[EarlierRequest, ...]:
-        """What the model was made to forget before."""
+        """Earlier requests that the model has forgotten."""
         return () if self.splits is None else self.splits.earlier
 
     @property
@@ -246,7 +246,7 @@ class RunInputs:
 
         Args:
             anchored: Images a class that the function-space anchor uses.
-            seed: Of the draw.
+            seed: Seed of the draw.
 
         Returns:
             None without labelled retained images.
@@ -261,7 +261,7 @@ class RunInputs:
         return images.take(order(len(images), seed)[:WATCHED_IMAGES])
 
     def facts(self, original: Classifier, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What must be the same in every process of a run, by the name that an error uses for it.
+        """Facts that must be the same in every process of a run, by the name that an error uses for them.
 
         Args:
             original: The model.

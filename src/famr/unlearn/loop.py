@@ -58,8 +58,8 @@ def minimise(
 
     Args:
         problem: J and its data; the network has the original's weights (line 1), or those of `start`.
-        seed: Of the order of the images.
-        start: Where to begin: `Epoch(0, 0, seconds)`, or the end of an epoch of an earlier process.
+        seed: Seed of the order of the images.
+        start: The epoch to continue from: `Epoch(0, 0, seconds)`, or one that an earlier process finished.
         on_step: Called after each step.
     """
     session, config, anchors = problem.session, problem.config, problem.anchors

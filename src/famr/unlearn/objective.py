@@ -75,7 +75,7 @@ class ForgetObjective:
         """L_forget of a batch, with a graph.
 
         Args:
-            batch: Of the forget set.
+            batch: Images of the forget set.
         """
         losses = self.per_image(batch)
         return self.combined(losses.kl, losses.style)
@@ -84,7 +84,7 @@ class ForgetObjective:
         """Logits and losses of each image.
 
         Args:
-            batch: Of the forget set.
+            batch: Images of the forget set.
         """
         session = self.session
         logits = session.logits(batch)

@@ -16,10 +16,10 @@ from famr.data.loaders import Batches, gradient_batch_size, order
 from famr.engine.base import Session
 from famr.metrics.predictions import Predictions
 from famr.targets import TARGETS, Target, TargetInputs
+from famr.unlearn.edited import edited_parameters
 from famr.unlearn.inputs import RunInputs
 from famr.unlearn.objective import ForgetObjective
-from famr.unlearn.style import neutral_gram, style_layer
-from famr.unlearn.trainable import trainable_names
+from famr.unlearn.style import capture_style, neutral_gram
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +80,9 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
 
     Args:
         session: The network with the original's weights.
-        inputs: What the run has.
+        inputs: The data of the run.
         config: The settings; the temperature and β are calibrated here where they were left open.
-        seed: Of random draws.
+        seed: Seed of random draws.
 
     Yields:
         The problem.
@@ -90,8 +90,8 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
     Raises:
         RequestError: Something that the target, an anchor or the style loss needs is not available.
     """
-    session.train_only(trainable_names(session, inputs, config), cache_prefix=not config.forgets_style)
-    with style_layer(session, config) as style:
+    session.train_only(edited_parameters(session, inputs, config), cache_prefix=not config.forgets_style)
+    with capture_style(session, config) as style:
         forget = inputs.forget_batches(session)
         calibration = inputs.calibration_images()
         held_out = None if calibration is None else session.evaluation_batches(calibration)

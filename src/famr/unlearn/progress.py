@@ -19,7 +19,7 @@ class Progress:
     """How far a run has come; without a `store` nothing is saved.
 
     Attributes:
-        store: Where the state is saved.
+        store: Saves the state; None: it is not saved.
         state: State of the unfinished trial that an earlier process left.
         trials: Outcomes of the finished trials, as plain values.
         resumed: Whether an earlier process left a state.
@@ -35,9 +35,9 @@ class Progress:
         """Load the state that an earlier process of the same run left, if there is one.
 
         Args:
-            store: Where the state is saved; None: nowhere.
+            store: Saves the state; None: it is not saved.
             forget_ids: Ids of the forget images; a loader has none, and its run cannot be resumed.
-            facts: What identifies the run; the state of another run is refused.
+            facts: Facts that identify the run; the state of another run is refused.
 
         Raises:
             RequestError: The forget set has no ids, or the state is of another run.

@@ -154,7 +154,7 @@ def _demotion(method: FAMR, target: str) -> tuple[float, str]:
             (0.0, "") if not default else (default, f"demotion {default:g} (forgotten classes among the unlikely ones)")
         )
     if method.demotion and default is None:
-        demoting = " or ".join(name for name, each in TARGETS.items() if each.default_demotion is not None)
+        demoting = " or ".join(name for name, known in TARGETS.items() if known.default_demotion is not None)
         raise RequestError(
             f"A demotion goes with the {demoting} target, and this run has the {target} one.",
             where=f"demotion {method.demotion:g}",

@@ -28,7 +28,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """The outcome of a run with one strength.
 
     Attributes:
@@ -81,8 +81,8 @@ class Outcome:
 
 
 def search_strength(
-    trial: Callable[[float], tuple[Outcome, Result]], budget: float, *, adjustable: bool
-) -> tuple[tuple[Outcome, ...], Result]:
+    trial: Callable[[float], tuple[TrialOutcome, Result]], budget: float, *, adjustable: bool
+) -> tuple[tuple[TrialOutcome, ...], Result]:
     """Find a strength that forgets within the budget, in at most five runs.
 
     Args:
@@ -96,7 +96,7 @@ def search_strength(
     Raises:
         GateError: No strength forgets within the budget.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[TrialOutcome] = []
     tried: list[tuple[float, bool, bool]] = []
     factor: float | None = 1.0
     while factor is not None:
@@ -134,7 +134,7 @@ def next_factor(tried: Sequence[tuple[float, bool, bool]]) -> float | None:
     return factor / FACTOR if too_weak is None else factor * FACTOR
 
 
-def require_outcome(outcome: Outcome) -> None:
+def require_outcome(outcome: TrialOutcome) -> None:
     """The gates of every run: something was forgotten, and the model was not destroyed.
 
     Args:
@@ -158,10 +158,10 @@ def require_outcome(outcome: Outcome) -> None:
         )
 
 
-def _no_strength(outcomes: Sequence[Outcome], budget: float) -> GateError:
+def _no_strength(outcomes: Sequence[TrialOutcome], budget: float) -> GateError:
     """The error for a budget that no strength meets, with what was tried."""
 
-    def described(outcome: Outcome) -> str:
+    def described(outcome: TrialOutcome) -> str:
         accuracy = "unknown" if outcome.forget_accuracy is None else f"{outcome.forget_accuracy:.1%}"
         lost = "not measured" if outcome.lost is None else f"{outcome.lost:.4f}"
         lost += f" of {outcome.watched} retained images" if outcome.watched else ""

@@ -17,7 +17,7 @@ from famr.unlearn.inputs import RunInputs
 
 
 @contextmanager
-def style_layer(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutput | None]:
+def capture_style(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutput | None]:
     """Read the output of the style layer, φ, for as long as the context lasts.
 
     Args:
