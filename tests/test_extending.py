@@ -65,7 +65,9 @@ import sys
 import famr
 model = famr.load_model(sys.argv[1])
 splits = famr.split(famr.open_data("digits"), famr.Request(classes=["3"]))
-for method in (famr.FAMR(target="other-classes", epochs=2, strength=1.0), famr.FAMR(anchor="relative", epochs=8, strength=1.0)):
+target = famr.FAMR(target="other-classes", epochs=2, strength=1.0)
+anchor = famr.FAMR(anchor="relative", epochs=8, strength=1.0)
+for method in (target, anchor):
     result = famr.forget(model, splits, method, device="cpu")
     first, last = result.history[0], result.history[-1]
     assert last.loss_forget < 0.5 * first.loss_forget, (first, last)
