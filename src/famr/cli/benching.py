@@ -88,7 +88,7 @@ def methods(
     """Methods × requests × seeds, tuned on other requests, beside retrained models; resumes after a stop."""
     from famr.bench.setup import BenchSetup
     from famr.cli.bench_running import MethodsOptions, run_methods
-    from famr.engine.launch import joined
+    from famr.engine.launch import process_group
     from famr.training import Training
 
     setup = BenchSetup(
@@ -130,7 +130,7 @@ def methods(
         retry_failed=retry_failed,
         quiet=quiet or not is_first_process(),
     )
-    with joined(processes, device=device) as ranks:
+    with process_group(processes, device=device) as ranks:
         report = run_methods(setup, options, output, ranks)
     if not is_first_process():
         return

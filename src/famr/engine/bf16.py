@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from famr.engine.devices import autocast
 from famr.models.classifier import eval_mode, logits_of
 
 NORMALISATIONS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -27,6 +28,9 @@ class Bf16Network:
     Args:
         module: The network, with its weights in float32; those without `requires_grad` do not change any more.
         example: A few images as it takes them; they tell whether it runs in bf16 throughout.
+
+    Attributes:
+        rounds_activations: Whether it does; else it runs under autocast.
     """
 
     def __init__(self, module: nn.Module, example: Tensor) -> None:
@@ -58,7 +62,7 @@ class Bf16Network:
             images: As the network takes them.
         """
         if not self.rounds_activations:
-            with torch.autocast(images.device.type, dtype=torch.bfloat16):
+            with autocast(images.device, "bf16"):
                 return self._module(images)
         return self._call_rounded(images)
 
@@ -96,7 +100,7 @@ def last_layers(module: nn.Module) -> list[nn.Module]:
 @contextmanager
 def _float32_inputs(layers: Sequence[nn.Module]) -> Iterator[None]:
     def widen(_layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(given.float() if isinstance(given, Tensor) else given for given in inputs)
+        return tuple(value.float() if isinstance(value, Tensor) else value for value in inputs)
 
     handles = [layer.register_forward_pre_hook(widen) for layer in layers]
     try:

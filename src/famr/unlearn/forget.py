@@ -67,7 +67,7 @@ def forget(
     monitor = monitor or Monitor()
     original = model if isinstance(model, Classifier) else Classifier(model)
     engine = engine or pick_engine(device, next(original.module.parameters()).device)
-    with engine.together():  # an error in one process is an error in all
+    with engine.fail_together():  # an error in one process is an error in all
         inputs = RunInputs.of(original, splits, forget, style_target, anchor_images, sketch)
         config, why = resolve(method or FAMR(), inputs.available(), engine)
         identity = partial(_identity, original, inputs, config, seed, engine)
