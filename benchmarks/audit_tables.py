@@ -115,5 +115,5 @@ def _entropies(axes: Any, cells: dict[str, Any]) -> None:
     models |= {method: (f"unlearned, {method}", cell["entropy"]["unlearned"]) for method, cell in cells.items()}
     for name, (label, bars) in models.items():
         axes.stairs(bars["share"], bars["edges"], color=COLOURS[name], label=label, linewidth=1.6)
-    axes.set(xlabel="entropy of answers to the forget set (nats)", ylabel="share of images", xlim=(0, None))
+    axes.set(xlabel="entropy of predictions on the forget set (nats)", ylabel="share of images", xlim=(0, None))
     axes.legend(frameon=False, fontsize=8, loc="upper center")

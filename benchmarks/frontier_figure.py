@@ -23,8 +23,8 @@ MARKERS = {
 def position(cells: list[dict[str, Any]]) -> tuple[float, float]:
     """Mean forget accuracy in percent, and mean difference of retained accuracy to retraining in points."""
     forgotten = 100 * statistics.fmean(cell["unlearned"]["forget_accuracy"] for cell in cells)
-    kept = [cell["unlearned"]["retain_accuracy"] - cell["retrained"]["retain_accuracy"] for cell in cells]
-    return forgotten, 100 * statistics.fmean(kept)
+    differences = [cell["unlearned"]["retain_accuracy"] - cell["retrained"]["retain_accuracy"] for cell in cells]
+    return forgotten, 100 * statistics.fmean(differences)
 
 
 def in_common(cells: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -33,10 +33,10 @@ def in_common(cells: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     for cell in cells:
         if "error" not in cell and (CURVE.fullmatch(cell["name"]) or cell["name"] in MARKERS):
             by_name.setdefault(cell["name"], {})[json.dumps((cell["request"], cell["seed"]))] = cell
-    curves = [set(found) for name, found in by_name.items() if CURVE.fullmatch(name)]
-    shared = set.intersection(*curves) if curves else {case for found in by_name.values() for case in found}
-    kept = {name: [cell for case, cell in found.items() if case in shared] for name, found in by_name.items()}
-    return {name: found for name, found in kept.items() if found}
+    curves = [set(of_name) for name, of_name in by_name.items() if CURVE.fullmatch(name)]
+    shared = set.intersection(*curves) if curves else {case for of_name in by_name.values() for case in of_name}
+    common = {name: [cell for case, cell in of_name.items() if case in shared] for name, of_name in by_name.items()}
+    return {name: cells for name, cells in common.items() if cells}
 
 
 def draw_frontier(content: dict[str, Any], file: Path) -> None:
@@ -53,7 +53,7 @@ def draw_frontier(content: dict[str, Any], file: Path) -> None:
         strengths = sorted((float(match[2]), name) for name, match in found.items() if match and match[1] == anchor)
         points = [position(by_name[name]) for _, name in strengths]
         if points:
-            axes.plot(*zip(*points, strict=True), "o-", color=colour, label=f"{anchor} anchor, loose to firm")
+            axes.plot(*zip(*points, strict=True), "o-", color=colour, label=f"{anchor} anchor, weak to strong")
     for name, (marker, colour) in MARKERS.items():
         if name in by_name:
             where = position(by_name[name])

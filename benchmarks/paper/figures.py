@@ -196,7 +196,7 @@ def _draw_curve(axes: Any, curve: EpochMeans, panel: Axes, hollow: bool, corner:
         low = [mean.mean - (mean.half_width or 0.0) for mean in y]
         high = [mean.mean + (mean.half_width or 0.0) for mean in y]
         axes.fill_between(xs, low, high, color=colour, alpha=0.07, linewidth=0)
-        for edge in (low, high):  # overlapping bands are told apart by their edges
+        for edge in (low, high):  # edges make overlapping bands visible
             axes.plot(xs, edge, color=colour, alpha=0.5, linewidth=0.8, linestyle=style)
         return line
     for epoch in (0, len(xs) - 1):  # bars at every epoch would hide the lines

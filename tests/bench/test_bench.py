@@ -98,8 +98,8 @@ def ran(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(bench, folder, run_bench(bench, folder, lines.append), lines)
 
 
-def cells_of(content: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
-    return [cell for cell in content["cells"] if all(cell.get(name) == value for name, value in wanted.items())]
+def cells_of(content: dict[str, Any], **key: Any) -> list[dict[str, Any]]:
+    return [cell for cell in content["cells"] if all(cell.get(name) == value for name, value in key.items())]
 
 
 # numbers
@@ -372,7 +372,7 @@ def test_each_method_is_tuned_before_its_first_cell_so_that_a_stop_leaves_whole_
     tasks = (request_task(famr.Request(classes=["3"])),)
     tuning = (request_task(famr.Request(classes=["5"])),)
     bench = bench_of(digits, quick(Delete()), quick(BoundaryShrink()), tasks=tasks, tuning=tuning, trials=2)
-    real, ran, looks = running.Case.cell, [], []
+    real, ran, evaluated = running.Case.cell, [], []
 
     def noted(case: Any, name: str, method: Any) -> dict[str, Any]:
         ran.append((name, case.task.label))
@@ -381,13 +381,13 @@ def test_each_method_is_tuned_before_its_first_cell_so_that_a_stop_leaves_whole_
         return real(case, name, method)
 
     monkeypatch.setattr(running.Case, "cell", noted)
-    look = running.predict_scored
-    monkeypatch.setattr(running, "predict_scored", lambda *given: looks.append(1) or look(*given))
+    predict_scored = running.predict_scored
+    monkeypatch.setattr(running, "predict_scored", lambda *given: evaluated.append(1) or predict_scored(*given))
     with pytest.raises(KeyboardInterrupt):
         run_bench(bench, tmp_path / "out", lambda _line: None)
     of_one = ["class 5", "class 5", "class 3"]
     assert ran == [("DELETE", label) for label in of_one] + [("boundary shrink", "class 5")] * 2
-    assert len(looks) == 2 * 2  # original and reference, once a request, though the two take turns
+    assert len(evaluated) == 2 * 2  # original and reference, once a request, though tuning and scoring alternate
 
 
 def test_warm_up_runs_before_anything_is_timed(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The methods of a bench under the names of the tables, looked up by those names or by what can be typed of them."""
+"""The methods of a bench under the names of the tables, looked up by these names or by their slugs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Bf16Network:
     """Calls a network in bf16.
 
     Args:
-        module: The network, with its weights in float32.
+        module: The network, with its weights in float32; those without `requires_grad` do not change any more.
         example: A few images as it takes them; they tell whether it runs in bf16 throughout.
 
     Attributes:
@@ -42,11 +42,17 @@ class Bf16Network:
             if layer in self._last_layers or any(b.is_floating_point() for b in layer.buffers(recurse=False))
             for parameter in layer.parameters(recurse=False)
         }
-        self._rounded = [
-            (name, parameter)
+        rounded = {
+            name: parameter
             for name, parameter in module.named_parameters()
             if parameter.dtype == torch.float32 and parameter not in float32
-        ]
+        }
+        self._trainable = {name: parameter for name, parameter in rounded.items() if parameter.requires_grad}
+        self._frozen = {
+            name: parameter.detach().to(torch.bfloat16)
+            for name, parameter in rounded.items()
+            if not parameter.requires_grad
+        }
         self.rounds_activations = self._runs(example)
 
     def __call__(self, images: Tensor) -> Any:
@@ -61,9 +67,11 @@ class Bf16Network:
         return self._call_rounded(images)
 
     def _call_rounded(self, images: Tensor) -> Any:
-        weights = {name: parameter.to(torch.bfloat16) for name, parameter in self._rounded}
+        weights = {name: parameter.to(torch.bfloat16) for name, parameter in self._trainable.items()}
         with _float32_inputs(self._last_layers):
-            return torch.func.functional_call(self._module, weights, (images.to(torch.bfloat16),), tie_weights=False)
+            return torch.func.functional_call(
+                self._module, {**self._frozen, **weights}, (images.to(torch.bfloat16),), tie_weights=False
+            )
 
     @torch.no_grad()
     def _runs(self, example: Tensor) -> bool:

@@ -42,6 +42,7 @@ class CudaSession(PrefixSession):
         """See `Session.train_only`. Activations that hooks read stay in float32, under autocast."""
         super().train_only(names, cache_prefix=cache_prefix)
         self._rounds_activations = self.precision == "bf16" and cache_prefix
+        self._bf16 = None
 
     def forward(self, images: Tensor) -> Any:
         """See `PlainSession.forward`.
