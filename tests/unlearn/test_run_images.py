@@ -14,7 +14,7 @@ import famr
 from famr.anchors import FunctionAnchor
 from famr.data import Data
 from famr.data.loaders import Batch
-from famr.data.splits import some_of_each_class
+from famr.data.splits import sample_per_class
 from famr.engine.inference import predict
 from famr.metrics.forgetting import correct
 from famr.targets.base import HeldOutStatistics
@@ -120,7 +120,7 @@ def test_a_run_is_watched_on_retained_images_that_do_not_anchor_it(
     assert watched is not None
     assert len(watched) == len(set(watched.ids)) == count
     assert set(watched.ids) <= set(splits.retain.ids)
-    assert not set(watched.ids) & set(some_of_each_class(splits.retain, 20, seed=1).ids)
+    assert not set(watched.ids) & set(sample_per_class(splits.retain, 20, seed=1).ids)
     all_anchored = inputs.watched_images(1000, seed=1)
     assert all_anchored is not None
     assert len(all_anchored) == count  # where all of them anchor it, there are no others
