@@ -1,4 +1,4 @@
-"""Products, solves and eigenvalues against dense matrices and against curvlinops."""
+"""Products, solutions and eigenvalues against dense matrices, and products against curvlinops."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from famr.certificates.conjugate_gradient import conjugate_gradient, solve_damped
 from famr.certificates.curvature import flat, gauss_newton_product, gradient, hessian_product, shaped
-from famr.certificates.lanczos import extreme_eigenvalues
 from famr.certificates.lipschitz import local_lipschitz
+from famr.certificates.spectrum import Spectrum, extreme_eigenvalues, rayleigh_quotient
 from famr.errors import NumericsError
 from famr.losses.objective import target_kl
 
@@ -37,17 +37,17 @@ def loss_of(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def dense_hessian(module: nn.Module, batches: list[Tensor]) -> Tensor:
-    """Column by column from the definition, through torch's own Hessian of a function of one flat vector."""
+    """By torch's own Hessian of a function of one flat vector."""
     parameters = dict(module.named_parameters())
     names, like = list(parameters), list(parameters.values())
 
     def total(vector: Tensor) -> Tensor:
-        given = dict(zip(names, shaped(vector, like), strict=True))
-        outputs = torch.func.functional_call(module, given, (torch.cat(batches),))
+        weights = dict(zip(names, shaped(vector, like), strict=True))
+        outputs = torch.func.functional_call(module, weights, (torch.cat(batches),))
         return target_kl(outputs, TARGET).sum()
 
-    found: Tensor = torch.autograd.functional.hessian(total, flat(like))  # type: ignore[no-untyped-call]
-    return found
+    hessian: Tensor = torch.autograd.functional.hessian(total, flat(like))  # type: ignore[no-untyped-call]
+    return hessian
 
 
 def dense(product, size: int) -> Tensor:  # type: ignore[no-untyped-def]
@@ -64,7 +64,7 @@ def test_hessian_products_are_those_of_the_dense_hessian(mlp: nn.Module, batches
 def test_gauss_newton_is_jacobian_softmax_curvature_jacobian(mlp: nn.Module, batches: list[Tensor]) -> None:
     parameters = list(mlp.parameters())
 
-    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+    def losses() -> Iterator[tuple[Tensor, Tensor]]:
         for images in batches:
             logits = mlp(images)
             yield logits, target_kl(logits, TARGET).sum()
@@ -75,7 +75,7 @@ def test_gauss_newton_is_jacobian_softmax_curvature_jacobian(mlp: nn.Module, bat
         rows = [flat(torch.autograd.grad(z, parameters, retain_graph=True)) for z in logits]
         jacobian, p = torch.stack(rows), torch.softmax(logits.detach(), dim=-1)
         slow += jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian
-    assert torch.allclose(dense(gauss_newton_product(pieces, parameters), 51), slow, atol=1e-10)
+    assert torch.allclose(dense(gauss_newton_product(losses, parameters), 51), slow, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # curvlinops uses it
@@ -87,15 +87,15 @@ def test_products_agree_with_curvlinops(mlp: nn.Module, batches: list[Tensor]) -
     data = list(zip(batches, labels, strict=True))
     cross_entropy = nn.CrossEntropyLoss(reduction="sum")
 
-    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+    def losses() -> Iterator[tuple[Tensor, Tensor]]:
         for images, classes in data:
             logits = mlp(images)
             yield logits, cross_entropy(logits, classes)
 
     vector = torch.randn(51, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     for theirs, product in (
-        (curvlinops.HessianLinearOperator, hessian_product(lambda: (loss for _, loss in pieces()), own)),
-        (curvlinops.GGNLinearOperator, gauss_newton_product(pieces, own)),
+        (curvlinops.HessianLinearOperator, hessian_product(lambda: (loss for _, loss in losses()), own)),
+        (curvlinops.GGNLinearOperator, gauss_newton_product(losses, own)),
     ):
         expected = theirs(mlp, cross_entropy, own, data) @ vector
         assert torch.allclose(product(vector), expected, atol=1e-8)
@@ -109,21 +109,21 @@ def test_attention_can_be_differentiated_twice() -> None:
     vit.eval()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     parameters = list(vit.parameters())
-    pieces = lambda: [target_kl(vit(images), TARGET).sum()]  # noqa: E731
+    losses = lambda: [target_kl(vit(images), TARGET).sum()]  # noqa: E731
     vector = torch.randn(flat(parameters).shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = hessian_product(pieces, parameters)(vector)
+    image = hessian_product(losses, parameters)(vector)
     step = 1e-6
-    slopes = []
+    gradients = []
     for sign in (1, -1):
         with torch.no_grad():
-            for parameter, piece in zip(parameters, shaped(vector, parameters), strict=True):
-                parameter.add_(piece, alpha=sign * step)
-        slopes.append(gradient(pieces, parameters))
+            for parameter, part in zip(parameters, shaped(vector, parameters), strict=True):
+                parameter.add_(part, alpha=sign * step)
+        gradients.append(gradient(losses, parameters))
         with torch.no_grad():
-            for parameter, piece in zip(parameters, shaped(vector, parameters), strict=True):
-                parameter.sub_(piece, alpha=sign * step)
-    central = (slopes[0] - slopes[1]) / (2 * step)
-    assert float((found - central).norm() / central.norm()) < 1e-6
+            for parameter, part in zip(parameters, shaped(vector, parameters), strict=True):
+                parameter.sub_(part, alpha=sign * step)
+    central = (gradients[0] - gradients[1]) / (2 * step)
+    assert float((image - central).norm() / central.norm()) < 1e-6
 
 
 def positive(size: int = 20) -> Tensor:
@@ -131,18 +131,18 @@ def positive(size: int = 20) -> Tensor:
     return root @ root.T / size + 0.1 * torch.eye(size, dtype=torch.float64)
 
 
-def test_conjugate_gradients_solve_and_tell_their_residual() -> None:
+def test_conjugate_gradients_solve_and_report_their_residual() -> None:
     matrix, b = positive(), torch.ones(20, dtype=torch.float64)
-    found = conjugate_gradient(lambda v: matrix @ v, b, damping=0.5, tolerance=1e-10)
+    solution = conjugate_gradient(lambda v: matrix @ v, b, damping=0.5, tolerance=1e-10)
     damped = matrix + 0.5 * torch.eye(20, dtype=torch.float64)
-    assert found.converged
-    assert torch.allclose(found.x, torch.linalg.solve(damped, b), atol=1e-8)
+    assert solution.converged
+    assert torch.allclose(solution.x, torch.linalg.solve(damped, b), atol=1e-8)
     stopped = conjugate_gradient(lambda v: matrix @ v, b, tolerance=1e-10, steps=2)
     assert not stopped.converged
     assert stopped.residual == pytest.approx(float((b - matrix @ stopped.x).norm() / b.norm()))
 
 
-def test_conjugate_gradients_stop_where_the_curvature_is_negative() -> None:
+def test_conjugate_gradients_stop_at_negative_curvature() -> None:
     matrix = torch.diag(torch.tensor([1.0, -3.0], dtype=torch.float64))
     b = torch.ones(2, dtype=torch.float64)
     assert conjugate_gradient(lambda v: matrix @ v, b).negative_curvature
@@ -153,24 +153,53 @@ def test_conjugate_gradients_stop_where_the_curvature_is_negative() -> None:
         solve_damped(lambda v: -1e9 * v, b, damping=1e-3)
 
 
-def test_lanczos_finds_the_ends_of_the_spectrum() -> None:
+def spectrum_of(matrix: Tensor, steps: int) -> Spectrum:
+    return extreme_eigenvalues(lambda v: matrix @ v, len(matrix), steps=steps, like=matrix)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_extreme_eigenvalues_are_those_of_the_dense_matrix(dtype: torch.dtype) -> None:
     matrix = positive(200) - torch.eye(200, dtype=torch.float64)
     values = torch.linalg.eigvalsh(matrix)
-    found = extreme_eigenvalues(lambda v: matrix @ v, 200, steps=60, like=matrix)
-    assert found.smallest == pytest.approx(float(values[0]), abs=1e-3)
-    assert found.largest == pytest.approx(float(values[-1]), abs=1e-6)
-    few = extreme_eigenvalues(lambda v: matrix @ v, 200, steps=8, like=matrix)
-    for value, error in ((few.smallest, few.smallest_error), (few.largest, few.largest_error)):
+    spectrum = spectrum_of(matrix.to(dtype), steps=60)
+    assert spectrum.smallest == pytest.approx(float(values[0]), abs=1e-3)
+    assert spectrum.largest == pytest.approx(float(values[-1]), abs=1e-5)
+    assert not spectrum.exact
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8, 30])
+def test_an_eigenvalue_lies_within_the_error_of_each_end(steps: int) -> None:
+    matrix = positive(200) - torch.eye(200, dtype=torch.float64)
+    values = torch.linalg.eigvalsh(matrix)
+    spectrum = spectrum_of(matrix, steps)
+    for value, error in ((spectrum.smallest, spectrum.smallest_error), (spectrum.largest, spectrum.largest_error)):
         assert float((values - value).abs().min()) <= error + 1e-12
-    assert few.smallest >= float(values[0]) - 1e-12
-    assert not few.exact
+    assert float(values[0]) - 1e-12 <= spectrum.smallest < spectrum.largest <= float(values[-1]) + 1e-12
+    assert spectrum.steps == max(steps, 3)
 
 
-def test_lanczos_knows_when_it_has_seen_everything() -> None:
+def test_the_residual_of_a_rayleigh_quotient_is_zero_on_an_eigenvector() -> None:
+    values, vectors = torch.linalg.eigh(positive())
+    product = positive().__matmul__
+    quotient, residual = rayleigh_quotient(product, 3 * vectors[:, 0])
+    assert quotient == pytest.approx(float(values[0]), rel=1e-9)
+    assert residual < 1e-12
+    assert rayleigh_quotient(product, vectors[:, 0] + vectors[:, 19])[1] > 0.1
+
+
+def test_a_small_matrix_is_diagonalised_exactly() -> None:
     matrix = torch.diag(torch.tensor([1.0, 1.0, 4.0, 4.0, 4.0], dtype=torch.float64))
-    found = extreme_eigenvalues(lambda v: matrix @ v, 5, steps=5, like=matrix)
-    assert (found.steps, found.exact) == (2, True)
-    assert (found.smallest, found.largest) == (pytest.approx(1.0), pytest.approx(4.0))
+    assert spectrum_of(matrix, steps=5) == Spectrum(1.0, 0.0, 4.0, 0.0, 5, exact=True)
+
+
+def test_eigenvalues_are_the_same_in_every_call() -> None:
+    assert spectrum_of(positive(50), steps=8) == spectrum_of(positive(50), steps=8)
+
+
+@pytest.mark.parametrize("size", [4, 50])
+def test_a_matrix_that_is_not_finite_has_no_eigenvalues(size: int) -> None:
+    with pytest.raises(NumericsError, match="zero or not finite"):
+        spectrum_of(torch.full((size, size), torch.nan), steps=8)
 
 
 def test_the_local_lipschitz_constant_is_the_jacobians_largest_singular_value(mlp: nn.Module) -> None:
@@ -179,6 +208,6 @@ def test_the_local_lipschitz_constant_is_the_jacobians_largest_singular_value(ml
     rows = [flat(torch.autograd.grad(z, parameters, retain_graph=True)) for z in mlp(image)[0]]
     exact = float(torch.linalg.svdvals(torch.stack(rows))[0])
     assert local_lipschitz(lambda: mlp(image), parameters) == pytest.approx(exact, rel=1e-6)
-    by_iteration = local_lipschitz(lambda: mlp(image), parameters, room=0)
+    by_iteration = local_lipschitz(lambda: mlp(image), parameters, memory=0)
     assert by_iteration == pytest.approx(exact, rel=1e-3)
     assert by_iteration <= exact * (1 + 1e-6)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from famr.certificates.certified_head import CertifiedClassifier
+from famr.certificates.convex_head import RemovalSettings
 from famr.certificates.page import certificate_page
 from famr.cli.commands import open_facts
 from famr.cli.printing import print_json, say
@@ -43,16 +44,8 @@ def run_train_certified(
     images = split(data, without).retain if without.kind != "images" else data.train
     assert images is not None
     backbone = new_model(model, data.labels, weights=weights, arguments=arguments, from_scratch=from_scratch, seed=seed)
-    made = CertifiedClassifier.train(
-        backbone,
-        images,
-        data.labels,
-        strength=noise["strength"],
-        sigma=noise["sigma"],
-        epsilon=noise["epsilon"],
-        delta=noise["delta"],
-        device=place,
-    )
+    settings = RemovalSettings(**noise)
+    made = CertifiedClassifier.train(backbone, images, data.labels, settings, device=place)
     accuracy = None if data.test is None else accuracy_on_images(made.classifier(), data.test, place)
     made.save(output_dir, overwrite=overwrite)
     _tell(made, output_dir, {"test_accuracy": accuracy}, as_json)

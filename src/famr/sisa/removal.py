@@ -105,7 +105,7 @@ class Removal:
             source=SOURCE,
             holds=self.same_environment and self.removed_trained_on == 0,
             assumptions=(
-                Assumption.found(
+                Assumption.checked(
                     "Every part was trained on the same kind of hardware, with the same versions and threads.",
                     self.same_environment,
                 ),
