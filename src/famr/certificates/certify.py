@@ -74,7 +74,7 @@ def certify(
         sketch: The sketch that the run used, if it used one.
         style_target: The images of a neutral style that the run used, if it used some.
         device: Where to compute; None: the best available.
-        lanczos_steps: For each spectrum, at least 3; each is a pass over the forget set.
+        lanczos_steps: For each spectrum; each is a pass over the forget set.
         retained_images: Retained images, at most, for the curvature of the influence step.
         on_part: Called with the name of each part as it begins.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from famr.certificates.anchored_objective import AnchoredObjective
 from famr.certificates.bounds import contraction, distance_to_stationary, largest_rate, pinsker
 from famr.certificates.claims import Assumption, Claim, Statement
-from famr.certificates.spectrum import Spectrum, extreme_eigenvalues
+from famr.certificates.lanczos import Spectrum, extreme_eigenvalues
 from famr.losses.objective import drift_bound, target_kl
 from famr.unlearn.problem import Problem
 
