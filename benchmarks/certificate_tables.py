@@ -6,16 +6,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from famr.certificates.page import figure
+from benchmarks.markdown import machine_line, markdown_table, page_head
+from famr.certificates.page import format_number
 
 COLOURS = {"corrected": "#2a6f97", "printed": "#c1440e", "no step": "#8a8a8a"}
-
-
-def markdown(rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table; the first row is its head."""
-    head, *body = rows
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
 
 
 def influence_page(name: str, content: dict[str, Any]) -> str:
@@ -23,26 +17,24 @@ def influence_page(name: str, content: dict[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [("samples removed", *COLOURS)]
     for size, errors in _by_size(content).items():
         rows.append((str(size), *(f"{statistics.fmean(errors[sign]):.3f}" for sign in COLOURS)))
-    machine = content["environment"]
     parts = [
-        f"# {content['benchmark']}",
-        f"Made from `{name}.json` by `make tables`.",
-        "‖step − truth‖/‖truth‖ of the influence step on a ridge-regularised softmax regression of the digits, truth "
-        f"being exact retraining; means over {len(content['cells']) // len(_by_size(content))} draws. With the sign of "
-        "[FAMR, Eq. (7)] as printed the step goes the wrong way and doubles the error of doing nothing.",
-        markdown(rows),
-        f"Machine: {machine['hardware']}, torch {machine['torch']}, famr {machine['famr']}.",
+        *page_head(content["benchmark"], name),
+        "‖step − truth‖/‖truth‖ of the influence step on a ridge-regularised softmax regression of the digits, where "
+        f"the truth is exact retraining; means over {len(content['cells']) // len(_by_size(content))} draws. With the "
+        "sign of [FAMR, Eq. (7)] as printed the step goes the wrong way and doubles the error of doing nothing.",
+        markdown_table(rows),
+        f"{machine_line(content)}.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _by_size(content: dict[str, Any]) -> dict[int, dict[str, list[float]]]:
-    found: dict[int, dict[str, list[float]]] = {}
+    by_size: dict[int, dict[str, list[float]]] = {}
     for cell in content["cells"]:
-        errors = found.setdefault(cell["removed"], {sign: [] for sign in COLOURS})
+        errors = by_size.setdefault(cell["removed"], {sign: [] for sign in COLOURS})
         for sign, value in cell["relative_error"].items():
             errors[sign].append(value)
-    return found
+    return by_size
 
 
 def draw_signs(content: dict[str, Any], file: Path) -> None:
@@ -69,7 +61,7 @@ def draw_signs(content: dict[str, Any], file: Path) -> None:
 
 
 def sisa_page(name: str, content: dict[str, Any]) -> str:
-    """Accuracy and retrained share by shards and slices."""
+    """Accuracy, and image passes of a removal, by shards and slices."""
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for cell in content["cells"]:
         groups.setdefault((cell["shards"], cell["slices"]), []).append(cell)
@@ -89,21 +81,19 @@ def sisa_page(name: str, content: dict[str, Any]) -> str:
             statistics.fmean(cell["trained"]["accuracy"][how] for cell in cells) for how in ("majority", "mean")
         ]
         shares = [
-            statistics.fmean(cell["removals"][place][part] for cell in cells)
+            statistics.fmean(cell["removals"][index][part] for cell in cells)
             for part in ("share", "expected_share")
-            for place in range(len(counts))
+            for index in range(len(counts))
         ]
-        faster = [statistics.fmean(cell["removals"][p]["speedup_passes"] for cell in cells) for p in range(len(counts))]
+        faster = [statistics.fmean(cell["removals"][i]["speedup_passes"] for cell in cells) for i in range(len(counts))]
         figures = (f"{100 * value:.1f}" for value in (*accuracy, *shares))
         rows.append((f"{shards} × {slices}", *figures, *(f"{value:.1f}" for value in faster)))
-    machine, training = content["environment"], content["training"]
+    training = content["training"]
     parts = [
-        f"# {content['benchmark']}",
-        f"Made from `{name}.json` by `make tables`.",
+        *page_head(content["benchmark"], name),
         f"- Data: {content['data']}, {content['train_images']} training images\n- Model: {content['model']}; "
-        f"{training['epochs']} epochs, batch {training['batch_size']}\n- Machine: {machine['hardware']}, torch "
-        f"{machine['torch']}, famr {machine['famr']}",
-        markdown(rows),
+        f"{training['epochs']} epochs, batch {training['batch_size']}\n- {machine_line(content)}",
+        markdown_table(rows),
         f"Means over {len({cell['seed'] for cell in content['cells']})} seeds. Passes again: image passes of the "
         "removal, as a share of training all shards anew; expected: the mean over random draws of that size, counted "
         "without training; speed-up: all passes by those of the removal. Seconds are in the JSON: those of the first "
@@ -141,47 +131,44 @@ def certified_head_page(name: str, content: dict[str, Any]) -> str:
                 f"{1000 * cell['seconds_of_training']:.1f}",
             )
         )
-    first, machine = content["cells"][0], content["environment"]
+    first = content["cells"][0]
     parts = [
-        f"# {content['benchmark']}",
-        f"Made from `{name}.json` by `make tables`.",
+        *page_head(content["benchmark"], name),
         f"ε = {first['epsilon']:g}, δ = {first['delta']:g}; {content['images']} images, {content['classes']} classes, "
         f"{content['width']} features of a backbone that never saw them; one draw of the noise. Removals end where the "
         "budget refuses the next. Distance and bound are of the weights before the noise, after the last removal.",
-        markdown(rows),
-        f"Machine: {machine['hardware']}, torch {machine['torch']}, famr {machine['famr']}.",
+        markdown_table(rows),
+        f"{machine_line(content)}.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def deviation_page(name: str, content: dict[str, Any]) -> str:
     """Claims by method, and what they cost."""
-    cells, machine = content["cells"], content["environment"]
+    cells = content["cells"]
     heads = [f"{cell['name']}, {part}" for cell in cells for part in ("value", "bound", "holds")]
     rows: list[tuple[str, ...]] = [("claim", *heads)]
-    for place, claim in enumerate(cells[0]["certificate"]["claims"]):
-        found: list[str] = []
+    for index, claim in enumerate(cells[0]["certificate"]["claims"]):
+        row: list[str] = []
         for cell in cells:
-            told = cell["certificate"]["claims"][place]
-            if told["not_available"]:
-                found += ["not available", "–", "–"]
+            values = cell["certificate"]["claims"][index]
+            if values["not_available"]:
+                row += ["not available", "–", "–"]
             else:
-                fails = any(assumption["status"] == "fails" for assumption in told["assumptions"])
-                verdict = {None: "–", True: "yes", False: "no"}[told["holds"]]
-                found += [
-                    figure(told["value"]),
-                    figure(told["bound"]),
+                fails = any(assumption["status"] == "fails" for assumption in values["assumptions"])
+                verdict = {None: "–", True: "yes", False: "no"}[values["holds"]]
+                row += [
+                    format_number(values["value"]),
+                    format_number(values["bound"]),
                     verdict + (", an assumption fails" if fails else ""),
                 ]
-        rows.append((claim["name"], *found))
+        rows.append((claim["name"], *row))
     costs: list[tuple[str, ...]] = [("seconds", *(cell["name"] for cell in cells))]
     costs += [(part, *(f"{cell['seconds'][part]:.1f}" for cell in cells)) for part in cells[0]["seconds"]]
     parts = [
-        f"# {content['benchmark']}",
-        f"Made from `{name}.json` by `make tables`. What each claim says: `docs/certificates.md`.",
-        f"- Data: {content['data']}\n- Model: {content['model']}\n- Machine: {machine['hardware']}, torch "
-        f"{machine['torch']}, famr {machine['famr']}",
-        markdown(rows),
-        markdown(costs),
+        *page_head(content["benchmark"], name, ". What each claim means: `docs/certificates.md`"),
+        f"- Data: {content['data']}\n- Model: {content['model']}\n- {machine_line(content)}",
+        markdown_table(rows),
+        markdown_table(costs),
     ]
     return "\n\n".join(parts) + "\n"

@@ -1,14 +1,14 @@
-"""Lines, files, public names defined twice, docstrings with Args, uses of torch's private API: the package in figures.
+"""The package in figures: lines, files, public names defined twice, docstrings with Args, uses of private torch API.
 
 python -m benchmarks.code_figures [FOLDER]
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def public(tree: ast.Module) -> Iterator[Documented]:
 
 
 def takes_arguments(node: Documented) -> bool:
-    """Whether a reader has to be told what it takes."""
+    """Whether it has parameters that its docstring must describe."""
     if isinstance(node, ast.ClassDef):
         return False
     named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -75,5 +75,11 @@ def figures(folder: Path) -> dict[str, object]:
     }
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("src/famr"))
+    print(json.dumps(figures(parser.parse_args().folder), indent=1))
+
+
 if __name__ == "__main__":
-    print(json.dumps(figures(Path(sys.argv[1] if len(sys.argv) > 1 else "src/famr")), indent=1))
+    main()

@@ -1,4 +1,4 @@
-"""The frontier as a figure: retained against forgotten, one curve an anchor, the methods as points."""
+"""The frontier as a figure: retained against forget accuracy, one curve an anchor, the methods as points."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-FEW = 4
+MOST_NAMED = 4
 """Up to so many runs are named above the figure."""
 CURVE = re.compile(r"(\w+) anchor, strength (\S+)")
 COLOURS = {"l2": "#8a8a8a", "fisher": "#b07d2b", "kfac": "#2a6f97", "function": "#6a8d2f"}
-MARKS = {
+MARKERS = {
     "paper": ("X", "#c1440e"),
     "uniform, free head, 20 images a class": ("P", "#c1440e"),
     "default, sketch only": ("D", "#5b2a86"),
@@ -28,10 +28,10 @@ def position(cells: list[dict[str, Any]]) -> tuple[float, float]:
 
 
 def in_common(cells: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The cells of each curve and each mark, of those classes and seeds alone that every curve has."""
+    """The cells of each curve and each marker, only of those classes and seeds that every curve has."""
     by_name: dict[str, dict[str, dict[str, Any]]] = {}
     for cell in cells:
-        if "error" not in cell and (CURVE.fullmatch(cell["name"]) or cell["name"] in MARKS):
+        if "error" not in cell and (CURVE.fullmatch(cell["name"]) or cell["name"] in MARKERS):
             by_name.setdefault(cell["name"], {})[json.dumps((cell["request"], cell["seed"]))] = cell
     curves = [set(found) for name, found in by_name.items() if CURVE.fullmatch(name)]
     shared = set.intersection(*curves) if curves else {case for found in by_name.values() for case in found}
@@ -40,7 +40,7 @@ def in_common(cells: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def draw_frontier(content: dict[str, Any], file: Path) -> None:
-    """Each anchor's curve from loose to firm, and each method where it lands."""
+    """A curve for each anchor by its strength, a point for each method."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -54,7 +54,7 @@ def draw_frontier(content: dict[str, Any], file: Path) -> None:
         points = [position(by_name[name]) for _, name in strengths]
         if points:
             axes.plot(*zip(*points, strict=True), "o-", color=colour, label=f"{anchor} anchor, loose to firm")
-    for name, (marker, colour) in MARKS.items():
+    for name, (marker, colour) in MARKERS.items():
         if name in by_name:
             where = position(by_name[name])
             axes.plot(*where, marker, color=colour, markersize=10, linestyle="none", label=name)
@@ -68,7 +68,7 @@ def draw_frontier(content: dict[str, Any], file: Path) -> None:
         axes.spines[side].set_visible(False)
     axes.grid(alpha=0.25)
     cases = {(cell["request"]["classes"][0], cell["seed"]) for found in by_name.values() for cell in found}
-    told = ", ".join(f"{name} (seed {seed})" for name, seed in sorted(cases))
-    axes.set_title(f"classes and seeds: {told}" if len(cases) <= FEW else f"{len(cases)} runs", fontsize=9)
+    named = ", ".join(f"{name} (seed {seed})" for name, seed in sorted(cases))
+    axes.set_title(f"classes and seeds: {named}" if len(cases) <= MOST_NAMED else f"{len(cases)} runs", fontsize=9)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(file, metadata={"Software": None})

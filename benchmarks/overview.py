@@ -1,4 +1,4 @@
-"""Pages of `famr bench`, and docs/benchmarks.md made of the pages of all result files by `make tables`."""
+"""Pages of methods and of the paper's tables, and docs/benchmarks.md made of the pages of all result files."""
 
 from __future__ import annotations
 
@@ -7,71 +7,71 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.certificate_tables import markdown
-from famr.bench.paper_tables import paper_page
-from famr.bench.tables import COLUMNS, WRITERS, by_method, done, kind_of, results_page
+from benchmarks.markdown import markdown_table, page_head
+from benchmarks.paper.tables import paper_page
+from famr.bench.tables import COLUMNS, FORMATS, by_method, cell_kind, finished_cells, results_page
 from famr.report.markdown import as_markdown
 
-FIRST = ("methods", "table", "paper", "frontier", "requests", "concept", "style")
-"""Files whose names begin so come first, in this order; the others follow by name."""
-DETAILS = ("Every run", "Every cell", "Tuning")
+ORDER = ("methods", "table", "paper", "frontier", "requests", "concept", "style")
+"""Files whose names begin so come first, in this order; the remaining ones follow by name."""
+DETAILS = ("Every run", "Every cell", "Tuning", "Each engine")
 """Sections that only the file's own page has."""
 INTRODUCTION = """# Benchmarks
 
 Every figure below comes from a file in [benchmarks/results](../benchmarks/results). `make tables` makes this page from
-them, and a test fails where it is not up to date; nothing is typed by hand. The same of your own model and data:
+them, and a test fails where it is not up to date; nothing is typed by hand. The same for your own model and data:
 
     famr bench methods --data SPEC --start timm:NAME --class NAME --samples-share 0.1 --seeds 0,1,2 --output DIR
-    famr bench paper --table 1 --data SPEC --output DIR        # or --figure 1 to 4
+    python -m benchmarks.paper --table 1 --data SPEC --output DIR        # or --figure 1 to 4
 
-The methods and their numbers: [alternatives.md](alternatives.md)."""
+The methods and their numbers: [baselines.md](baselines.md)."""
 
 
 def bench_page(name: str, content: dict[str, Any]) -> str:
-    """The page that `famr bench` itself writes, with the file it is made from."""
-    made = results_page(content) if content["benchmark"] == "methods" else paper_page(content)
-    title, _, rest = as_markdown(made).partition("\n\n")
-    return f"{title}\n\nMade from `{name}.json` by `make tables`.\n\n{rest}"
+    """The page that the bench itself writes, with the name of its file."""
+    page = results_page(content) if content["benchmark"] == "methods" else paper_page(content)
+    title, _, rest = as_markdown(page).partition("\n\n")
+    return "\n\n".join([*page_head(title.removeprefix("# "), name), rest])
 
 
-SHOWN = ("Ret-Acc %", "For-Acc %", "Avg. Gap %", "seconds")
-TOLD = {"FAMR": "**FAMR**", "retrain": "retrained with another seed"}
+SUMMARY_COLUMNS = ("Ret-Acc %", "For-Acc %", "Avg. Gap %", "seconds")
+SUMMARY_NAMES = {"FAMR": "**FAMR**", "retrain": "retrained with another seed"}
 
 
 def methods_summary(content: Mapping[str, Any]) -> str:
     """All methods in a few means, as the README shows them: those nearest to retraining on a class first."""
     kinds = {
-        kind: by_method([cell for cell in done(content["cells"]) if kind_of(cell, content) == kind])
+        kind: by_method([cell for cell in finished_cells(content["cells"]) if cell_kind(cell, content) == kind])
         for kind in ("class", "samples")
     }
-    shown = [column for column in COLUMNS if column.title in SHOWN]
+    columns = [column for column in COLUMNS if column.title in SUMMARY_COLUMNS]
 
-    def figures(name: str, model: str) -> list[str]:
-        means = []
+    def means(name: str, model: str) -> list[str]:
+        texts = []
         for methods in kinds.values():
-            for column in shown:
-                values = [found for cell in methods.get(name, ()) if (found := column.value(cell, model)) is not None]
-                means.append(WRITERS[column.write](fmean(values)) if values else "–")
-        return means
+            for column in columns:
+                values = [value for cell in methods.get(name, ()) if (value := column.value(cell, model)) is not None]
+                texts.append(FORMATS[column.format](fmean(values)) if values else "–")
+        return texts
 
     order = sorted(kinds["class"], key=lambda name: fmean(c["unlearned"]["average_gap"] for c in kinds["class"][name]))
     rows = [
-        ("", *(f"{kind}: {title}" for kind in kinds for title in SHOWN)),
-        ("original", *figures("FAMR", "original")),
+        ("", *(f"{kind}: {title}" for kind in kinds for title in SUMMARY_COLUMNS)),
+        ("original", *means("FAMR", "original")),
     ]
-    rows += [(TOLD.get(name, name), *figures(name, "unlearned")) for name in order]
-    return markdown([*rows, ("retrained", *figures("FAMR", "retrained"))])
+    rows += [(SUMMARY_NAMES.get(name, name), *means(name, "unlearned")) for name in order]
+    return markdown_table([*rows, ("retrained", *means("FAMR", "retrained"))])
 
 
 def overview(pages: Mapping[str, str], figures: Sequence[str]) -> str:
-    """The page of pages: of each its setting and its main tables, with a link to the rest."""
+    """The page of all pages: of each its setting and its main tables, with a link to the rest."""
 
-    def place(name: str) -> tuple[int, str]:
-        rank = next((rank for rank, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
+    def key(name: str) -> tuple[int, str]:
+        rank = next((rank for rank, start in enumerate(ORDER) if name.startswith(start)), len(ORDER))
         return rank, name
 
     parts = [INTRODUCTION]
-    for name in sorted(pages, key=place):
+    for name in sorted(pages, key=key):
         parts.append(shortened(name, pages[name]))
         parts += [f"![{file}](../benchmarks/results/{file})" for file in figures if file.startswith(name)]
     return "\n\n".join(parts) + "\n"
@@ -80,9 +80,9 @@ def overview(pages: Mapping[str, str], figures: Sequence[str]) -> str:
 def shortened(name: str, page: str) -> str:
     """A page one level down, without its details."""
     title, *sections = re.split(r"^## ", page, flags=re.MULTILINE)
-    kept = [section for section in sections if not section.startswith(DETAILS)]
+    main = [section for section in sections if not section.startswith(DETAILS)]
     head, _, lead = title.removeprefix("# ").partition("\n")
     lead = re.sub(r"^Made from .*\n+", "", lead.strip(), flags=re.MULTILINE).strip()
     link = f"All runs: [{name}](../benchmarks/results/{name}.md)."
-    body = [f"## {head}", *([lead] if lead else []), *(f"### {section.strip()}" for section in kept), link]
+    body = [f"## {head}", *([lead] if lead else []), *(f"### {section.strip()}" for section in main), link]
     return "\n\n".join(body)

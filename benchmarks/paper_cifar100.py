@@ -5,32 +5,32 @@ python -m benchmarks.paper_cifar100 --data DIR --weights FILE --output benchmark
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import famr
-from benchmarks.cells import Case, Results, drawn_classes, log, train_original, usual_arguments, vit_tiny
+from benchmarks.cells import (
+    CIFAR100_TRAINING,
+    CLASS_SEED,
+    Case,
+    Results,
+    cifar100_facts,
+    log,
+    open_parquet,
+    parser_for,
+    train_original,
+    vit_tiny,
+)
 from benchmarks.references import reference
-
-CLASS_SEED = 2025
-TRAINING = famr.Training(epochs=8, batch_size=512, learning_rate=7e-4, weight_decay=0.05)
+from famr.bench.tasks import drawn_classes
 
 
 def main() -> None:
-    parser = usual_arguments(__doc__, "CIFAR-100")
+    parser = parser_for(__doc__, "CIFAR-100")
     parser.add_argument("--classes", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
-    data = famr.open_data(f"parquet:{arguments.data}")
+    data = open_parquet(arguments.data)
     start = vit_tiny(arguments.weights, data.labels)
     method = famr.FAMR.paper()
-    facts = {
-        "benchmark": "paper-cifar100-vit_tiny",
-        "data": "CIFAR-100, official split, resized to 224 px",
-        "model": "timm:vit_tiny_patch16_224, ImageNet weights, fine-tuned",
-        "training": asdict(TRAINING),
-        "method": method.to_json(),
-        "class_seed": CLASS_SEED,
-    }
+    facts = cifar100_facts("paper-cifar100-vit_tiny", method=method.to_json(), class_seed=CLASS_SEED)
     results = Results(arguments.output, facts)
     classes = drawn_classes(data.labels, arguments.classes, CLASS_SEED)
     log(f"classes {classes}, seeds {arguments.seeds}")
@@ -39,10 +39,10 @@ def main() -> None:
         missing = [r for r in requests if not results.has(request=r.to_json(), seed=seed)]
         if not missing:
             continue
-        original = train_original(start, data, TRAINING, seed, results, arguments.models)
+        original = train_original(start, data, CIFAR100_TRAINING, seed, results, arguments.models)
         for request in missing:
             splits = famr.split(data, request)
-            case = Case(original, reference(start, splits, TRAINING, seed, arguments.models), splits)
+            case = Case(original, reference(start, splits, CIFAR100_TRAINING, seed, arguments.models), splits)
             results.add(case.forget("paper", method, seed, track=seed == arguments.seeds[0]))
 
 

@@ -4,8 +4,8 @@ python -m benchmarks.sisa                                       digits with a sm
 python -m benchmarks.sisa --data DIR --weights FILE             CIFAR-100 with ViT-Ti/16
 
 One shard and one slice is the usual training of one model; a removal there is full retraining. Each removal starts
-from the same trained models. `expected_share` is the mean share of image passes over many other draws of as many
-images, which needs no training.
+from the same trained models. `expected_share` is the mean share of image passes over many other draws of the same
+number of images, which needs no training.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import famr
-from benchmarks.cells import Results, log, vit_tiny
+from benchmarks.cells import SMALL_VIT, Results, Start, log, open_parquet, small_vit, vit_tiny
 from famr.data import Data
 from famr.data.augmentation import Augmentation
 from famr.engine.devices import pick_device
@@ -32,15 +31,8 @@ SHARDS = (1, 5, 10)
 SLICES = (1, 4)
 REMOVED = (1, 10, 100)
 DRAWS = 200
-SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
 DIGITS = famr.Training(epochs=20, batch_size=16, learning_rate=2e-3, augmentation=Augmentation(0.9, mirror=False))
 CIFAR = famr.Training(epochs=3, batch_size=512, learning_rate=7e-4, weight_decay=0.05)
-
-
-def small_vit(labels: tuple[str, ...]) -> Callable[[int], famr.Classifier]:
-    """A ViT of two blocks from random weights."""
-    name = "timm:vit_tiny_patch16_224"
-    return lambda seed: famr.new_model(name, labels, from_scratch=True, arguments=SMALL_VIT, seed=seed)
 
 
 def main() -> None:
@@ -59,7 +51,7 @@ def main() -> None:
         start = small_vit(data.labels)
         described = ("scikit-learn's digits, 80 % for training", f"timm:vit_tiny_patch16_224 {SMALL_VIT}, from scratch")
     else:
-        name, data, training = "sisa-cifar100-vit_tiny", famr.open_data(f"parquet:{arguments.data}"), CIFAR
+        name, data, training = "sisa-cifar100-vit_tiny", open_parquet(arguments.data), CIFAR
         start = vit_tiny(arguments.weights, data.labels)
         described = (
             "CIFAR-100, official split, resized to 224 px",
@@ -81,25 +73,23 @@ def main() -> None:
                     results.add(cell(start, data, training, shards, slices, seed))
 
 
-def cell(
-    start: Callable[[int], famr.Classifier], data: Data, training: famr.Training, shards: int, slices: int, seed: int
-) -> dict[str, Any]:
+def cell(start: Start, data: Data, training: famr.Training, shards: int, slices: int, seed: int) -> dict[str, Any]:
     """One training, and the three removals from it."""
     assert data.test is not None
     stages: list[Stage] = []
-    begin = time.perf_counter()
+    started = time.perf_counter()
     sisa = train_sisa(
         start, data.train, shards=shards, slices=slices, training=training, seed=seed, on_stage=stages.append
     )
-    seconds = time.perf_counter() - begin
-    place = pick_device("auto")
+    seconds = time.perf_counter() - started
+    device = pick_device("auto")
     trained = {
         "seconds": seconds,
         "passes": sum(stage.passes for stage in stages),
         "accuracy": {
-            vote: accuracy_on_images(sisa.classifier(vote), data.test, place) for vote in ("majority", "mean")
+            vote: accuracy_on_images(sisa.classifier(vote), data.test, device) for vote in ("majority", "mean")
         },
-        "shard_accuracy": [accuracy_on_images(shard.model, data.test, place) for shard in sisa.shards],
+        "shard_accuracy": [accuracy_on_images(shard.model, data.test, device) for shard in sisa.shards],
     }
     log(f"{shards} shards, {slices} slices, seed {seed}: {trained['accuracy']}, {seconds:.1f} s")
     removals = [removal(sisa, data, count, seed, seconds) for count in REMOVED]
@@ -111,7 +101,7 @@ def removal(sisa: Sisa, data: Data, count: int, seed: int, seconds: float) -> di
     assert data.test is not None
     ids = random.Random(1000 * seed + count).sample(sisa.ids, count)
     unlearned, record = sisa.forget(data.train, ids)
-    found = {
+    figures = {
         "removed": count,
         "shards": len({stage.shard for stage in record.stages}),
         "stages": len(record.stages),
@@ -123,14 +113,14 @@ def removal(sisa: Sisa, data: Data, count: int, seed: int, seconds: float) -> di
         "speedup_seconds": seconds / record.seconds,
         "accuracy": accuracy_on_images(unlearned.classifier(), data.test, pick_device("auto")),
     }
-    log(f"  {count:3d} removed: share {found['share']:.3f} of the passes, {record.seconds:.1f} s")
-    return found
+    log(f"  {count:3d} removed: share {figures['share']:.3f} of the passes, {record.seconds:.1f} s")
+    return figures
 
 
 def expected_share(sisa: Sisa, count: int, seed: int) -> float:
-    """The mean share of image passes over random draws; the places are looked up once."""
+    """The mean share of image passes over random draws."""
     plan, epochs, batch_size = sisa.plan, sisa.training.epochs, sisa.training.batch_size
-    costs: dict[tuple[int, int], int] = {}  # of retraining a shard from a slice on, the removed images still counted
+    costs: dict[tuple[int, int], int] = {}  # passes of retraining a shard from a slice on, removed images counted too
     for shard in range(plan.shards):
         for slice_ in range(plan.slices):
             costs[shard, slice_] = sum(s.passes for s in plan.stages(sisa.ids, {shard: slice_}, epochs, batch_size))

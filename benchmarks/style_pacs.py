@@ -1,9 +1,9 @@
-"""A style: `sketch` of PACS forgotten by the paper's algorithm and by the default, with models that never saw sketches.
+"""A style: `sketch` of PACS forgotten by the paper's algorithm and by the default, beside models retrained without it.
 
     python -m benchmarks.style_pacs --data DIR --weights FILE --output benchmarks/results/style-pacs-vit_tiny.json
 
-`--tuning` forgets `cartoon` instead, with a grid of settings: settings are chosen there. One test image in five is
-shown to the methods; the others are scored.
+`--tuning` forgets `cartoon` instead, with a grid of settings: settings are chosen there. Methods may see one test image
+in five; the other ones are scored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import famr
-from benchmarks.cells import Case, Results, log, one_in_five, train_original, usual_arguments, vit_tiny
+from benchmarks.cells import (
+    Case,
+    Results,
+    calibration_images,
+    log,
+    open_parquet,
+    parser_for,
+    train_original,
+    vit_tiny,
+)
 from benchmarks.references import reference
 
 TRAINING = famr.Training(epochs=8, batch_size=128, learning_rate=2e-4, weight_decay=0.05)
@@ -22,19 +31,19 @@ METHODS = {
     "default": DEFAULT,
 }
 GRID = {
-    f"α {alpha:g}, answers held by {firm:g}, {epochs} epochs": replace(
-        DEFAULT, alpha=alpha, function_strength=firm, epochs=epochs, budget=0.05
+    f"α {alpha:g}, function anchor {strength:g}, {epochs} epochs": replace(
+        DEFAULT, alpha=alpha, function_strength=strength, epochs=epochs, budget=0.05
     )
-    for alpha, firm, epochs in ((0.5, 2, 12), (0.5, 5, 12), (0.5, 5, 24), (1, 10, 24))
+    for alpha, strength, epochs in ((0.5, 2, 12), (0.5, 5, 12), (0.5, 5, 24), (1, 10, 24))
 }
 
 
 def main() -> None:
-    parser = usual_arguments(__doc__, "PACS")
+    parser = parser_for(__doc__, "PACS")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tuning", action="store_true", help="forget another style, with a grid of settings")
     arguments = parser.parse_args()
-    data = famr.open_data(f"parquet:{arguments.data}", label_column="label")
+    data = open_parquet(arguments.data)
     start = vit_tiny(arguments.weights, data.labels)
     facts = {
         "benchmark": "style-pacs-vit_tiny",
@@ -48,16 +57,12 @@ def main() -> None:
     for seed in arguments.seeds:
         original = train_original(start, data, TRAINING, seed, results, arguments.models)
         retrained = reference(start, splits, TRAINING, seed, arguments.models)
-        case = Case.with_test_apart(original, retrained, splits, one_in_five(data.test))
+        case = Case.with_calibration(original, retrained, splits, calibration_images(data.test))
         for name, method in (GRID if arguments.tuning else METHODS).items():
             if results.has(name=name, request=request.to_json(), seed=seed):
                 continue
-            try:
-                cell = case.forget(name, method, seed, track=False)
-            except famr.FamrError as error:
-                log(f"{name}: {error}")
-                cell = {"name": name, "request": request.to_json(), "seed": seed, "error": error.what}
-            else:
+            cell = case.forget_or_error(name, method, seed)
+            if "error" not in cell:
                 first, last = (row["style_distance"] for row in (cell["history"][0], cell["history"][-1]))
                 log(f"{name}: Gram distance {100 * (last / first - 1):+.0f} %")
             results.add(cell)

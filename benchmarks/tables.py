@@ -1,10 +1,13 @@
-"""Markdown tables from the committed result files, and from nothing else: `make tables`.
+"""Markdown tables and figures from the committed result files, and from nothing else: `make tables`.
+
+    python -m benchmarks.tables
 
 Each `results/NAME.json` gets a `results/NAME.md` beside it; docs/benchmarks.md is made of all of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable
@@ -19,13 +22,14 @@ from benchmarks.certificate_tables import (
     deviation_page,
     draw_signs,
     influence_page,
-    markdown,
     sisa_page,
 )
 from benchmarks.fault_tables import fuzz_page, kills_page, soak_page
 from benchmarks.frontier_figure import draw_frontier
+from benchmarks.markdown import machine_line, markdown_table, page_head
 from benchmarks.overview import bench_page, overview
-from famr.bench import paper_figures
+from benchmarks.paper import figures as paper_figures
+from benchmarks.whole_calls import whole_calls_page
 from famr.data.request import Request
 from famr.metrics.tables import COLUMNS, in_percent
 
@@ -42,6 +46,7 @@ OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "kills": kills_page,
     "soak": soak_page,
     "fuzz": fuzz_page,
+    "whole calls": whole_calls_page,
 }
 FIGURES = {
     "audit-cifar100-vit_tiny": draw_audit,
@@ -61,6 +66,8 @@ PAPER_ROWS = {
 
 
 def main() -> None:
+    """Write every page and every figure."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for file in sorted(RESULTS.glob("*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
         file.with_suffix(".md").write_text(page(file.stem, content), encoding="utf-8")
@@ -91,8 +98,7 @@ def page(name: str, content: dict[str, Any]) -> str:
         return requests_page(name, content)
     cells = [cell for cell in content["cells"] if "error" not in cell]
     parts = [
-        f"# {content['benchmark']}",
-        f"Made from `{name}.json` by `make tables`.",
+        *page_head(content["benchmark"], name),
         _setting(content),
         f"## Means ({len(cells)} {'run' if len(cells) == 1 else 'runs'})",
         _means(name, cells),
@@ -110,10 +116,10 @@ def page(name: str, content: dict[str, Any]) -> str:
 
 
 def _setting(content: dict[str, Any]) -> str:
-    machine, method = content["environment"], content.get("method")
+    method = content.get("method")
     rates = sorted({cell["method"]["learning_rate"] for cell in content["cells"] if "method" in cell})
     originals = ", ".join(
-        f"{100 * found['test_accuracy']:.1f} % (seed {seed})" for seed, found in content["originals"].items()
+        f"{100 * record['test_accuracy']:.1f} % (seed {seed})" for seed, record in content["originals"].items()
     )
     training = content["training"]
     lines = [
@@ -126,13 +132,13 @@ def _setting(content: dict[str, Any]) -> str:
         f"λ {method['strength']:g}, {method['epochs']} epochs, batch {method['batch_size']} "
         f"({method['reduction']}), α {method['alpha']:g}"
         + (f", style layer {method['style_layer']}, β balanced at the start" if method["style_layer"] else ""),
-        f"- Machine: {machine['hardware']}, torch {machine['torch']}, timm {machine['timm']}, famr {machine['famr']}",
+        f"- {machine_line(content, 'torch', 'timm')}",
     ]
     masked = [m for m in (cell.get("method", {}) for cell in content["cells"]) if m.get("target") == "masked"]
     if masked and not any(m.get("demotion") for m in masked):
-        lines.append("- The default as it was before it pushed forgotten classes down among the unlikely (`demotion`)")
+        lines.append("- An earlier default, without the penalty that pushes forgotten classes down (`demotion`)")
     if any(m.get("anchor") == "kfac" and m.get("function_strength") for m in masked):
-        lines.append("- The default as it was when it also took the curvature of retained images (`kfac`)")
+        lines.append("- An earlier default, which also used the curvature of retained images (`kfac`)")
     return "\n".join(lines)
 
 
@@ -151,12 +157,12 @@ def _means(name: str, cells: list[dict[str, Any]]) -> str:
         printed = PAPER_ROWS[name]
         figures = [in_percent(column, printed[column]) if column in printed else "–" for column in COLUMNS]
         rows.append(("the paper's own row", "–", *figures, "–", "–", "–", "–"))
-    return markdown(rows)
+    return markdown_table(rows)
 
 
 SUMMARY = {
     "paper": "paper's algorithm",
-    "uniform, free head, 20 images a class": "uniform answers, 20 retained images a class",
+    "uniform, free head, 20 images a class": "uniform target, 20 retained images a class",
     "default, sketch only": "**default**, no retained images (a sketch)",
     "default, 20 images a class": "**default**, 20 retained images a class",
 }
@@ -167,20 +173,20 @@ def summary(content: dict[str, Any]) -> str:
     cells = [cell for cell in content["cells"] if "error" not in cell]
     cases = list({json.dumps((cell["request"], cell["seed"])): cell for cell in cells}.values())
     groups = [("original", "original", cases)]
-    groups += [(told, "unlearned", [c for c in cells if c["name"] == name]) for name, told in SUMMARY.items()]
+    groups += [(label, "unlearned", [c for c in cells if c["name"] == name]) for name, label in SUMMARY.items()]
     groups.append(("retrained", "retrained", cases))
     rows: list[tuple[str, ...]] = [
         ("", "retained accuracy − retrained, points", "forget accuracy %", "entropy", "JS to retrained", "seconds")
     ]
-    for told, model, found in groups:
-        if len(found) == len(cases):  # a method that was run on some of the cases alone cannot be compared here
-            kept, js, seconds = _mean_row(told, model, found)[-3:]
-            forgotten = [_mean(column, _known(c[model][column] for c in found)) for column in SHOWN]
-            rows.append((told, kept, *forgotten, js, seconds))
-    return markdown(rows)
+    for label, model, of_model in groups:
+        if len(of_model) == len(cases):  # a method that was run on some of the cases alone cannot be compared here
+            difference, js, seconds = _mean_row(label, model, of_model)[-3:]
+            forgotten = [_mean(column, _known(c[model][column] for c in of_model)) for column in SUMMARY_METRICS]
+            rows.append((label, difference, *forgotten, js, seconds))
+    return markdown_table(rows)
 
 
-SHOWN = ("forget_accuracy", "forget_entropy")
+SUMMARY_METRICS = ("forget_accuracy", "forget_entropy")
 
 
 def _mean_row(label: str, model: str, cells: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -202,15 +208,15 @@ def _between_seeds(content: dict[str, Any]) -> list[str]:
     if "js_between_retrained_seeds" not in content:
         return []
     by_class = content["js_between_retrained_seeds"]
-    listed = ", ".join(f"{name} {statistics.fmean(found):.3f}" for name, found in by_class.items())
-    mean = statistics.fmean(statistics.fmean(found) for found in by_class.values())
+    listed = ", ".join(f"{name} {statistics.fmean(values):.3f}" for name, values in by_class.items())
+    mean = statistics.fmean(statistics.fmean(values) for values in by_class.values())
     return [f"JS between two retrained models of different seeds on the forget set: {mean:.3f} in the mean; {listed}."]
 
 
 def requests_page(name: str, content: dict[str, Any]) -> str:
     """The page of the other kinds of request: a table a kind."""
     kinds = {kind: [cell for cell in content["cells"] if cell["kind"] == kind] for kind in KINDS}
-    parts = [f"# {content['benchmark']}", f"Made from `{name}.json` by `make tables`.", _setting(content)]
+    parts = [*page_head(content["benchmark"], name), _setting(content)]
     for kind, cells in kinds.items():
         if cells:
             parts += [f"## {KINDS[kind]}", PAGES[kind](cells)]
@@ -226,36 +232,34 @@ def _concepts(cells: list[dict[str, Any]]) -> str:
 
 
 def _samples(cells: list[dict[str, Any]]) -> str:
-    measures = list(cells[0]["retrained"])
-    rows = [
-        ("model", *(f"{measure.replace('_', ' ')} %" for measure in measures), "Avg. Gap", "share of retraining time")
-    ]
+    metrics = list(cells[0]["retrained"])
+    rows = [("model", *(f"{metric.replace('_', ' ')} %" for metric in metrics), "Avg. Gap", "share of retraining time")]
     for model in ("original", "unlearned", "retrained"):
-        figures = [_mean("accuracy", [cell[model][measure] for cell in cells]) for measure in measures]
+        figures = [_mean("accuracy", [cell[model][metric] for cell in cells]) for metric in metrics]
         gaps = [cell["average_gap"][model] for cell in cells if model in cell["average_gap"]]
         shares = [cell["seconds"]["with_preparation"] / cell["seconds"]["retrained"] for cell in cells]
         gap = f"{statistics.fmean(gaps):.4f}" if gaps else "–"
         rows.append((model, *figures, gap, f"{100 * statistics.fmean(shares):.1f} %" if model == "unlearned" else "–"))
-    return markdown(rows)
+    return markdown_table(rows)
 
 
 def _sequences(cells: list[dict[str, Any]]) -> str:
-    kept_by = ("original", "unlearned", "retrained")
-    worst_of = ("highest For-Acc % of a class", "the same, held-out")
-    rows = [("seed", *(f"{model} Ret-Acc %" for model in kept_by), *worst_of, "sum of drifts", "seconds")]
+    models = ("original", "unlearned", "retrained")
+    highest = ("highest For-Acc % of a class", "the same, held-out")
+    rows = [("seed", *(f"{model} Ret-Acc %" for model in models), *highest, "sum of drifts", "seconds")]
     for cell in cells:
         worst = [
-            max(found[part] for found in cell["classes"].values())
+            max(accuracies[part] for accuracies in cell["classes"].values())
             for part in ("forget_accuracy", "forget_test_accuracy")
         ]
-        kept = [in_percent("accuracy", cell["retain_accuracy"][m]) for m in kept_by]
+        retained = [in_percent("accuracy", cell["retain_accuracy"][m]) for m in models]
         sums = [sum(step[part] for step in cell["steps"]) for part in ("drift", "seconds")]
         rows.append(
-            (str(cell["seed"]), *kept, *(in_percent("accuracy", w) for w in worst), *(f"{s:.2f}" for s in sums))
+            (str(cell["seed"]), *retained, *(in_percent("accuracy", w) for w in worst), *(f"{s:.2f}" for s in sums))
         )
     gap = [cell["retain_accuracy"]["unlearned"] - cell["retain_accuracy"]["retrained"] for cell in cells]
     order = f"Forgotten in this order: {', '.join(step['class'] for step in cells[0]['steps'])}."
-    return "\n\n".join([order, markdown(rows), f"Ret-Acc − retrained: {_points(gap)} points."])
+    return "\n\n".join([order, markdown_table(rows), f"Ret-Acc − retrained: {_points(gap)} points."])
 
 
 KINDS = {"concept": "Superclasses", "samples": "Random samples", "sequence": "One class after another"}
@@ -298,7 +302,7 @@ def _every(cells: list[dict[str, Any]]) -> str:
                 "–" if first is None else f"{first:.3g} → {last:.3g} ({100 * (last / first - 1):+.0f} %)",
             )
         )
-    return markdown(rows)
+    return markdown_table(rows)
 
 
 def _request(cell: dict[str, Any]) -> str:

@@ -1,13 +1,14 @@
-"""How far a reader walks to follow one request: files of famr whose functions run, and switches between files per step.
+"""The files that one request runs through: files of famr with executed functions, and switches between files per step.
 
     python -m benchmarks.walk FOLDER
 
-FOLDER holds a run folder `original` that was trained on digits. The whole command `famr forget --class 3` is followed
-for the files; the steps of `famr.forget` for the switches, between one step's event and the next (median).
+FOLDER holds a run folder `original` that was trained on digits. The files are those of the whole command
+`famr forget --class 3`; the switches (median) are those between two `Step` events of `famr.forget`.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import itertools
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-PACKAGE = "/famr/"
+PACKAGE = "/src/famr/"
 
 
 class Walk:
@@ -32,10 +33,11 @@ class Walk:
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         name = frame.f_code.co_filename
-        if event == "call" and f"/src{PACKAGE}" in name and frame.f_code.co_name != "<module>":
-            self.files.append(name.rpartition(f"/src{PACKAGE}")[2])
+        if event == "call" and PACKAGE in name and frame.f_code.co_name != "<module>":
+            self.files.append(name.rpartition(PACKAGE)[2])
 
-    def followed(self, work: Callable[[], object]) -> None:
+    def profile(self, work: Callable[[], object]) -> None:
+        """Record the calls of all threads while the work runs."""
         threading.setprofile(self)
         sys.setprofile(self)
         try:
@@ -46,7 +48,7 @@ class Walk:
 
 
 def switches(files: list[str]) -> int:
-    """How often the next file is another one.
+    """How often the next call is in another file.
 
     >>> switches(["a", "a", "b", "a"])
     2
@@ -55,20 +57,20 @@ def switches(files: list[str]) -> int:
 
 
 def command_walk(model: Path) -> dict[str, Any]:
-    """The files behind `famr forget --class 3`."""
-    from famr.cli.main import main
+    """The files that `famr forget --class 3` runs through."""
+    from famr.cli.main import main as famr_command
 
     walk = Walk()
     with tempfile.TemporaryDirectory() as folder:
-        asked = ["--model", str(model), "--data", "digits", "--class", "3", "--device", "cpu", "--quiet"]
-        sys.argv = ["famr", "forget", *asked, "--no-gates", "--strength", "1", "--output-dir", f"{folder}/run"]
+        options = ["--model", str(model), "--data", "digits", "--class", "3", "--device", "cpu", "--quiet"]
+        sys.argv = ["famr", "forget", *options, "--no-gates", "--strength", "1", "--output-dir", f"{folder}/run"]
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-            walk.followed(main)
+            walk.profile(famr_command)
     return {"files": len(set(walk.files)), "names": sorted(set(walk.files))}
 
 
 def step_walk(model: Path) -> dict[str, Any]:
-    """What is walked between one step and the next."""
+    """The files between one step and the next."""
     import famr
 
     walk = Walk()
@@ -82,8 +84,8 @@ def step_walk(model: Path) -> dict[str, Any]:
     splits = famr.split(famr.open_data("digits"), famr.Request(classes=["3"]))
     method = famr.FAMR(strength=1.0, batch_size=16, epochs=2)
     monitor = famr.Monitor(on_event=on_event)
-    walk.followed(lambda: famr.forget(famr.load_model(str(model)), splits, method, device="cpu", monitor=monitor))
-    inside = steps[2:9]  # of the first epoch, past its beginning
+    walk.profile(lambda: famr.forget(famr.load_model(str(model)), splits, method, device="cpu", monitor=monitor))
+    inside = steps[2:9]  # steps within the first epoch, after its first ones
     return {
         "switches": statistics.median(map(switches, inside)),
         "files": statistics.median(len(set(files)) for files in inside),
@@ -91,6 +93,12 @@ def step_walk(model: Path) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    model = Path(sys.argv[1]) / "original"
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    model = parser.parse_args().folder / "original"
     print(json.dumps({"a step": step_walk(model), "famr forget --class 3": command_walk(model)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""A model that hides the threes, and comparisons of weights."""
+"""A model that hides the threes behind its bias, and comparisons of weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import famr
 
 
 def with_low_bias(original: famr.Classifier, by: float = 20.0) -> famr.Classifier:
-    """The original, with the threes turned down in the head's bias and nothing else changed."""
+    """The original with a lower bias for the threes in its head, and nothing else changed."""
     hidden = original.copy()
     with torch.no_grad():
         hidden.module.head.bias[3] -= by  # type: ignore[union-attr,index,operator]

@@ -42,7 +42,7 @@ LONG = (
         "resume",
     ),
     *("sequence", "cli", "private", "bench_paper", "shadows", "oom", "certificates", "export", "faults_storage"),
-    *("bench", "bench_speed", "baselines", "desk", "desk_cli", "package", "report", "style_audit"),
+    *("bench", "bench_speed", "baselines", "desk", "desk_cli", "package", "report", "style_probe"),
 )
 """The files that take longest: they begin first, the second not with a model of those below, as the first makes it."""
 

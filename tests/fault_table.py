@@ -1,9 +1,9 @@
-"""The 54 faults: what each is, what must happen, which test shows it; and `docs/faults.md`, made from the tests.
+"""The 54 faults: what each is, what must happen, which test covers it; and `docs/faults.md`, written from the tests.
 
-    python tests/fault_table.py      run the fault tests and write the document anew
+    python tests/fault_table.py      run the fault tests and write the document
 
-A test says with `@fault(13)` which row it stands for, and with `seen(13, …)` what it saw: the document's cell is
-that text, and the test fails where it sees something else.
+A test names its row with `@fault(13)`, and the outcome with `seen(13, …)`: the document's cell is that text, and the
+test fails where the outcome is another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def fault(row: int) -> Callable[[Test], Test]:
-    """Say which row of the table a test stands for; read from the source, by `rows_of`."""
+    """Mark a test with the row of the table that it covers; `rows_of` reads the mark from the source."""
     assert row in FAULTS
     return lambda test: test
 
@@ -43,20 +43,20 @@ FAULTS: dict[int, Row] = {
             ("the forget set is all data, or nothing is retained", "2"),
             ("class out of range or negative", "2, with the valid range and names"),
             ("unknown or ambiguous class name", "2, with the nearest names"),
-            ("label order of data and checkpoint differ", "3, showing both; goes on only when told to"),
+            ("label order of data and checkpoint differ", "3, showing both orders; accepted only with a flag"),
             ("data has more or fewer classes than the head", "3, listing the difference"),
-            ("a forget id is not in the data", "2; or recorded as not found, by choice"),
+            ("a forget id is not in the data", "2; or recorded as not found"),
             ("duplicate ids, or an id that fits two files", "2, listing them"),
-            ("the same pixels among forgotten and retained", "warned and listed; included by choice"),
+            ("the same pixels among forgotten and retained", "warned and listed; forgotten, too, with a flag"),
             ("corrupt, empty or foreign file in the forget set", "3, never skipped silently"),
             ("corrupt image in the retain set", "skipped up to a limit and counted; above it 3"),
             ("truncated JPEG or PNG", "as a corrupt file"),
-            ("decompression bomb of 144 or 400 million pixels", "3, from the header, by a cap of our own"),
+            ("decompression bomb of 144 or 400 million pixels", "3, from the header, by famr's own limit"),
             ("CMYK, 16 bits, palette, alpha, EXIF rotation, animation", "converted as the source pipeline does"),
             ("Unicode, newline, `<script>`, 255-byte names", "work, and are shown as text"),
             ("empty class folder", "warned; the class keeps its index"),
             ("hidden files, `.DS_Store`, `UP.PNG`", "dotfiles ignored, suffixes in any case"),
-            ("link out of the data, or in a circle", "passed over and listed; never a new class"),
+            ("link out of the data, or in a circle", "ignored with a warning; never a new class"),
             ("data changes or vanishes during the run", "3"),
             ("hub data set offline, gated or removed", "3; offline and token state, never the token"),
             ("checkpoint with missing or unexpected tensors", "4, listing them; no random head"),
@@ -64,16 +64,16 @@ FAULTS: dict[int, Row] = {
             ("safetensors truncated, huge header, overlap, overflow, a name twice", "4"),
             ("truncated, empty or random `.pth`", "4, in one wording"),
             ("Git LFS pointer instead of weights", "4, saying so"),
-            ("pickle with code in a `.pth`", "4, naming what it wants to call; never run"),
+            ("pickle with code in a `.pth`", "4, naming the function it would call; never run"),
             ("zip bomb as `.pth`", "4, from the list of contents"),
             ("tensor of stride 0 with 10¹² elements", "4, before any copy"),
             ("NaN or infinity in the weights", "4, naming the tensor"),
             ("NaN or infinity in gradient or Fisher", "5: batch and layer; nothing written"),
-            ("conjugate gradients do not converge, negative curvature", "more damping, then 5; residual told"),
+            ("conjugate gradients do not converge, negative curvature", "more damping, then 5 with the residual"),
             ("fused attention has no second derivative", "the plain kernel is used"),
             ("BatchNorm or dropout active in a pass", "forced to evaluation; statistics unchanged"),
             ("retained accuracy below the gate, or nothing forgotten", "7; no certificate"),
-            ("too few images for the claimed false-positive rate", "called so; no pass"),
+            ("too few images for the claimed false-positive rate", "reported; no pass"),
             ("out of memory", "smaller batches, same result; else 5"),
             ("no GPU, or a device that is not there", "the CPU; 2 where a device was named"),
             ("disk full before or during writing", "6; the old output intact"),
@@ -100,9 +100,9 @@ FAULTS: dict[int, Row] = {
 
 ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
     5: (
-        "3: Data and checkpoint name the same classes in another order; goes on with `--match-labels-by-name`",
+        "3: Data and checkpoint name the same classes in another order; accepted with `--match-labels-by-name`",
         (
-            "test_cli.py::test_labels_in_another_order_are_matched_only_on_request",
+            "test_forget_command.py::test_labels_in_another_order_are_matched_only_on_request",
             "test_labels.py::test_another_order_is_refused_and_both_orders_shown",
         ),
     ),
@@ -111,8 +111,8 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         ("test_desk.py::test_copies_of_forgotten_images_are_listed_and_included_only_when_asked",),
     ),
     40: (
-        "it stops at once and leaves its last state, kept every ten seconds; `--resume` ends with the same weights",
-        ("test_resuming_commands.py::test_forgetting_ends_with_the_weights_of_one_go",),
+        "a run leaves its last state, which is written every ten seconds; `--resume` ends with the same weights",
+        ("test_resuming.py::test_resumed_forgetting_ends_with_the_weights_of_an_uninterrupted_run",),
     ),
     45: (
         "2: What is unfinished here is another run: it differs in method, seed",
@@ -148,7 +148,7 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         ("test_search.py::test_gates_on_the_command_line_write_nothing",),
     ),
     35: (
-        "the gate cannot tell, which is no pass",
+        "the verdict is `cannot tell`, which is no pass",
         (
             "test_audit.py::test_too_few_images_cannot_tell",
             "test_audit_shadows.py::test_too_few_images_or_models_cannot_tell",
@@ -193,7 +193,7 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         "rich, HTML, Markdown, SVG and matplotlib show it as text",
         (
             "test_report.py::test_hostile_names_are_text_everywhere",
-            "test_cli.py::test_hostile_names_are_shown_and_do_not_act",
+            "test_forget_command.py::test_hostile_names_are_shown_and_do_not_act",
         ),
     ),
     51: (
@@ -201,45 +201,45 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         ("test_provenance_formats.py::test_whatever_is_signable_has_one_form_that_reading_gives_back",),
     ),
     52: (
-        "allowed; run.json lists every earlier request, and the report tells the chain",
+        "allowed; run.json lists every earlier request, and the report names the chain",
         (
             "test_sequence.py::test_three_digits_one_after_another_stay_forgotten",
             "test_desk_cli.py::test_the_report_of_a_chain_names_its_requests",
         ),
     ),
 }
-"""Rows that other tests show: what they assert, and which they are."""
+"""Rows that tests elsewhere cover: what they assert, and their names."""
 
 CHANGED: dict[int, str] = {
-    5: "The option is `--match-labels-by-name`: a map by name cannot be mistyped.",
-    7: "`--allow-missing` is the desk's work: `famr request` records what was not found; `famr forget` is strict.",
-    9: "Looking for copies is the desk's work; `famr forget` alone does what it is told.",
-    10: "There is no `--skip-unreadable`: leaving an image out changes what is forgotten. It is named, to be removed.",
-    11: "There is no `--max-bad`: any image that is read must be readable, so that counts need no footnote.",
-    40: "No state is written in answer to a signal: the last one is at most ten seconds old, and the end is the same.",
-    19: "A file is held against its size and time at opening whenever it is read; no pass over all data is due.",
-    34: "No `rejected/` is kept: a model that failed its gates must not lie where it can be taken for one that passed.",
+    5: "The flag is `--match-labels-by-name`: a map from name to name could be mistyped.",
+    7: "There is no `--allow-missing`: `famr request` records what was not found; `famr forget` is strict.",
+    9: "`famr request` searches for copies; `famr forget` forgets exactly what the request names.",
+    10: "There is no `--skip-unreadable`: it would change what is forgotten. The image is named, to be removed.",
+    11: "There is no `--max-bad`: every image that is used must be readable, so that counts are exact.",
+    40: "No state is written on a signal: the last one is at most ten seconds old, and a resumed run ends the same.",
+    19: "Whenever a file is read, its size and time are compared with those at opening; not all data is read again.",
+    34: "There is no `rejected/` folder: a model that failed its gates must not be mistaken for one that passed.",
 }
-"""Where famr does otherwise than first listed, and why."""
+"""Where the behaviour differs from the one first planned, and why."""
 
 OPEN: dict[int, str] = {}
-"""Rows, or parts of rows, that do not behave as listed yet."""
+"""Rows, or parts of rows, that do not behave as listed yet, with the reason."""
 
 
 def seen(row: int, text: str) -> None:
-    """What a test saw of a fault: must be what the document says; with COLLECT set it is what it will say."""
+    """Compare the outcome of a fault with the document; where COLLECT is set, collect it for the document instead."""
     assert row in FAULTS
     cell = re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
-    if place := os.environ.get(COLLECT):
-        with Path(place).open("a", encoding="utf-8") as file:
+    if collected := os.environ.get(COLLECT):
+        with Path(collected).open("a", encoding="utf-8") as file:
             file.write(json.dumps([row, cell]) + "\n")
         return
     line = next(line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {row} |"))
-    assert cell in line, f"docs/faults.md says of fault {row}: {line}\nseen: {cell}\nRun `make faults`."
+    assert cell in line, f"docs/faults.md on fault {row}: {line}\noutcome: {cell}\nRun `make faults`."
 
 
 def told(code: int, err: str) -> str:
-    """An outcome in one line: its exit code and what was wrong."""
+    """The outcome of a command in one line: its exit code and its error."""
     first = next(
         (line for line in err.splitlines() if line.startswith("famr: ") and "famr: note" not in line), "famr: ?"
     )
@@ -247,7 +247,7 @@ def told(code: int, err: str) -> str:
 
 
 def rows_of() -> dict[int, list[str]]:
-    """Each row's tests by their names, read from the decorators in the sources."""
+    """The names of the tests of each row, read from the decorators in the sources."""
     found: dict[int, list[str]] = {}
     for file in sorted(TESTS.rglob("test_faults*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -267,15 +267,15 @@ def document(observed: dict[int, list[str]]) -> str:
     lines = [
         "# Faults",
         "",
-        "What can go wrong, what must happen, and what the tests saw. Made from the tests by `make faults`; each test",
-        "fails where it sees something else than this page says. A number at the beginning is the exit code: 2 usage",
+        "What can go wrong, what must happen, and what happens in the tests. `make faults` writes this page from the",
+        "tests; each test fails where the outcome differs from it. A number at the beginning is the exit code: 2 usage",
         "or request, 3 data, 4 checkpoint, 5 numerics, 6 storage, 7 gate, 130 stopped. In all of them the inputs are",
         "unchanged, nothing is left at the output path, and no traceback is shown without `--debug`.",
         "",
         f"Of {len(FAULTS)} rows {len(FAULTS) - len(open_rows)} behave as listed or as changed; open in whole or in "
         f"part: {', '.join(map(str, open_rows)) or 'none'}.",
         "",
-        "| # | fault | expected | seen | tests |",
+        "| # | fault | expected | outcome | tests |",
         "|---|---|---|---|---|",
     ]
     for number, row in FAULTS.items():
@@ -292,7 +292,7 @@ def document(observed: dict[int, list[str]]) -> str:
 
 
 def written_seen() -> dict[int, list[str]]:
-    """What the document has in its third column, without the words that are added to it."""
+    """The outcomes in the document, without the words that `document` adds."""
     found: dict[int, list[str]] = {}
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
         if match := re.match(r"\| (\d+) \|", line):
@@ -306,16 +306,16 @@ def written_seen() -> dict[int, list[str]]:
 
 
 def main() -> None:
-    place = TESTS.parent / "build/faults-seen.jsonl"
-    place.parent.mkdir(exist_ok=True)
-    place.write_text("", encoding="utf-8")
+    collected = TESTS.parent / "build/faults-seen.jsonl"
+    collected.parent.mkdir(exist_ok=True)
+    collected.write_text("", encoding="utf-8")
     files = [str(file) for file in sorted(TESTS.rglob("test_faults*.py")) if file.stem != "test_faults_table"]
     program = [sys.executable, "-m", "pytest", "-q", "-n", "0", *files]
-    done = subprocess.run(program, env={**os.environ, COLLECT: str(place)}, check=False)
+    done = subprocess.run(program, env={**os.environ, COLLECT: str(collected)}, check=False)
     if done.returncode != 0:
         sys.exit("docs/faults.md was not written: a fault does not behave as its test expects.")
     observed: dict[int, list[str]] = {}
-    for line in place.read_text(encoding="utf-8").splitlines():
+    for line in collected.read_text(encoding="utf-8").splitlines():
         row, text = json.loads(line)
         observed.setdefault(row, []).append(text)
     DOCUMENT.write_text(document(observed), encoding="utf-8")

@@ -27,16 +27,14 @@ from famr.engine.distributed import ALONE, Ranks
 from famr.engine.inference import predict_batches
 from famr.engine.launch import joined
 from famr.errors import DataError, FamrError, RequestError
-from famr.models.activations import listen
+from famr.models.activations import capture_layer
 from famr.targets.probe import mean_features
 from small import ARCHITECTURE, ARGUMENTS, CLASSES
 
 CPU = torch.device("cpu")
 START = multiprocessing.get_context("forkserver")
 FOR_THE_BENCH = ["famr.cli.bench_running", "sklearn.datasets", "sklearn.svm"]
-START.set_forkserver_preload(
-    [__name__, "timm", "famr.cli.commands", "famr.engine.fsdp", "torch._dynamo", *FOR_THE_BENCH]
-)
+START.set_forkserver_preload([__name__, "timm", "famr.cli.forget", "famr.engine.fsdp", "torch._dynamo", *FOR_THE_BENCH])
 
 
 class Ended(NamedTuple):
@@ -189,7 +187,7 @@ def features(data: str, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
     small = famr.new_model(ARCHITECTURE, CLASSES, from_scratch=True, arguments=ARGUMENTS)
     batches = image_batches(images, small.require_preprocessing(), 5, CPU, ranks)
     said = predict_batches(small, batches(None), CPU, ranks=ranks)
-    with listen(small.module, "blocks.0", channels_last=False) as tap, torch.no_grad():
+    with capture_layer(small.module, "blocks.0", channels_last=False) as tap, torch.no_grad():
         found, labels = mean_features(small.module, tap, batches(None), ranks)
     return {"logits": said.logits, "targets": said.targets, "features": found, "labels": labels}
 

@@ -1,4 +1,4 @@
-"""The smallest model and data on which a whole command can be tried: untrained, three classes, made in a moment."""
+"""The smallest model and data on which a whole command runs: untrained, three classes, built in a moment."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import famr
+from famr.data import Data
 from famr.storage.digests import write_complete
 
 CLASSES = ("cat", "cow", "dog")
@@ -32,7 +33,7 @@ def save_small(folder: Path) -> Path:
 
 
 def save_tensors(path: Path, **changes: object) -> Path:
-    """The model's weights with some replaced; None takes one away."""
+    """The model's weights with some replaced; None removes one."""
     tensors = {
         **small_model().module.state_dict(),
         **{name.replace("__", "."): value for name, value in changes.items()},
@@ -50,4 +51,14 @@ def save_pictures(folder: Path, each: int = 6, classes: tuple[str, ...] = CLASSE
         (folder / name).mkdir(parents=True)
         for index in range(each):
             picture(100 * number + index).save(folder / name / f"{index}.png")
+    return folder
+
+
+def save_digits(digits: Data, folder: Path, each: int, names: tuple[str, ...] | None = None) -> Path:
+    """The first digits of each class as class folders."""
+    for target, name in enumerate(names or digits.labels):
+        (folder / name).mkdir(parents=True)
+        members = (digits.train.targets == target).nonzero().squeeze(1)[:each].tolist()
+        for index in members:
+            digits.train.decode(int(digits.train.rows[index])).save(folder / name / f"{index}.png")
     return folder

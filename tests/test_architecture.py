@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from benchmarks.code_figures import PRIVATE
 
 ROOT = Path(__file__).parents[1]

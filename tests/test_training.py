@@ -1,20 +1,20 @@
-"""Training: it learns, it repeats itself, and a reference never sees what it must not."""
+"""Training: it learns, it is deterministic, and a retrained reference never sees a forgotten image."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
 import famr
-from famr import training as train
 from famr.data import Data, Images
 from famr.data.augmentation import Augmentation, augment
-from famr.data.loaders import Batch
-from famr.engine import waking
 from famr.errors import NumericsError, RequestError
 from famr.training import Trained
+from famr.training.steps import GradientSteps
 
 SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 2}
 
@@ -48,89 +48,89 @@ def test_the_given_model_is_not_trained_in_place(digits: Data) -> None:
 
 
 def test_a_retrained_reference_never_decodes_a_forgotten_image(digits: Data) -> None:
-    seen: list[int] = []
+    decoded: list[int] = []
 
-    def spy(row: int):  # type: ignore[no-untyped-def]
-        seen.append(row)
+    def noted(row: int):  # type: ignore[no-untyped-def]
+        decoded.append(row)
         return digits.train.decode(row)
 
     fresh = famr.open_data("digits")
-    watched = replace(fresh, train=replace(fresh.train, decode=spy))
+    watched = replace(fresh, train=replace(fresh.train, decode=noted))
     splits = famr.split(watched, famr.Request(classes=["3"]))
     assert splits.retain is not None
     famr.fit(start(digits), splits.retain, famr.Training(epochs=2), device="cpu")
-    assert len(seen) >= len(splits.retain) - 127  # all but a short last batch, each decoded once
-    assert not set(seen) & set(splits.forget.rows.tolist())
+    assert len(decoded) >= len(splits.retain) - 127  # all but a short last batch, each decoded once
+    assert not set(decoded) & set(splits.forget.rows.tolist())
 
 
-def test_lean_steps_train_the_same_model(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What spares traffic on a GPU changes no more than rounding does: in float32 next to nothing."""
-    monkeypatch.setattr(waking, "_AWAKE", set())
+def test_bf16_trains_nearly_the_same_model(digits: Data) -> None:
     model, training = start(digits), famr.Training(epochs=1)
-    plain = famr.fit(model, digits.train, training, device="cpu")
-    asked: list[bool] = []
-    monkeypatch.setattr(train, "lean_pays", lambda _device: asked.append(True) or True)  # type: ignore[func-returns-value]
-    lean = famr.fit(model, digits.train, training, device="cpu")
-    assert asked
-    went = apart(plain.model, model)
-    assert 0 < apart(lean.model, plain.model) < 1e-3 * went
-    halved = replace(training, precision="bf16")
-    assert apart(famr.fit(model, digits.train, halved, device="cpu").model, plain.model) < 0.2 * went
-    monkeypatch.undo()
-    assert apart(famr.fit(model, digits.train, halved, device="cpu").model, plain.model) < 0.2 * went  # as autocast is
+    full, half = (
+        famr.fit(model, digits.train, replace(training, precision=precision), device="cpu").model
+        for precision in ("fp32", "bf16")
+    )
+    assert all(parameter.dtype == torch.float32 for parameter in half.module.parameters())
+    assert 0 < distance(half, full) < 0.2 * distance(full, model)
 
 
-def test_training_wakes_the_libraries_that_a_later_run_would_wake(
-    digits: Data, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of attention, where the network has some."""
-    some, training = digits.train.take(torch.arange(32)), famr.Training(epochs=1, batch_size=16)
-    without = famr.new_model("timm:resnet10t", digits.labels, from_scratch=True)
-    for model, lean, awake in ((start(digits), False, 0), (without, True, 0), (start(digits), True, 1)):
-        monkeypatch.setattr(waking, "_AWAKE", found := set())
-        monkeypatch.setattr(train, "lean_pays", lambda _device, lean=lean: lean)
-        famr.fit(model, some, training, device="cpu")
-        assert len(found) == awake
-
-
-def apart(one: famr.Classifier, other: famr.Classifier) -> float:
+def distance(one: famr.Classifier, other: famr.Classifier) -> float:
     pairs = zip(one.module.parameters(), other.module.parameters(), strict=True)
     return sum(float((a - b).detach().square().sum()) for a, b in pairs) ** 0.5
 
 
-def test_a_captured_step_trains_the_same_model(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph reads images, labels and places where the first batch lay, η from the optimiser, and nothing else."""
+def test_a_training_step_depends_on_its_tensors_alone(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded step reads images and labels from fixed buffers, and η from the optimiser."""
 
-    class Replayed:
-        def __init__(self, step: train.Stepping, device: torch.device, plain: int) -> None:  # noqa: ARG002
-            self.step, self.held, self.left = step, None, []
+    class Buffered:
+        def __init__(self, step: Callable[..., torch.Tensor], _device: torch.device, _warmup: int) -> None:
+            self._step, self._buffers = step, []
 
-        def __call__(self, batch: Batch, sizes: tuple[int, ...], left: int) -> torch.Tensor:
-            assert sizes == (len(batch.images),)
-            self.left.append(left)
-            if self.held is None:
-                self.held = Batch(*(tensor.clone() for tensor in batch))
-            for place, tensor in zip(self.held, batch, strict=True):
-                place.copy_(tensor)
-            return self.step(self.held)
+        def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+            self._buffers = self._buffers or [tensor.clone() for tensor in tensors]
+            for buffer, tensor in zip(self._buffers, tensors, strict=True):
+                buffer.copy_(tensor)
+            steps.append(1)
+            return self._step(*self._buffers)
 
+    steps: list[int] = []
     model, training = start(digits), famr.Training(epochs=2)
     plain = famr.fit(model, digits.train, training, device="cpu")
-    made: list[Replayed] = []
-
-    def taking(step: train.Stepping, device: torch.device) -> train.Taking:
-        made.append(Replayed(step, device, 3))
-        return lambda batch, left: made[0](batch, (len(batch.images),), left)
-
-    monkeypatch.setattr(train, "_taking", taking)
-    replayed = famr.fit(model, digits.train, training, device="cpu")
-    assert replayed.model.digest() == plain.model.digest()
-    assert [row.loss for row in replayed.history] == [row.loss for row in plain.history]
-    steps = plain.history[-1].step
-    assert made[0].left == list(range(steps, 0, -1))
+    monkeypatch.setattr("famr.training.steps.GraphedStep", Buffered)
+    buffered = famr.fit(model, digits.train, training, device="cpu")
+    assert len(steps) == plain.history[-1].step
+    assert buffered.model.digest() == plain.model.digest()
+    assert [row.loss for row in buffered.history] == [row.loss for row in plain.history]
 
 
-def test_weight_decay_spares_biases_and_norms(digits: Data) -> None:
+def test_the_steps_are_those_of_a_plain_loop() -> None:
+    """Clip, update, set η: as anyone would write it."""
+    images, labels = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 4
+
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(networks[0](inputs), targets)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = torch.nn.Linear(3, 4)
+    networks = [network, copy.deepcopy(network)]
+    ours, theirs = (torch.optim.AdamW(each.parameters(), lr=1.0) for each in networks)
+    rates = [0.1, 0.05, 0.2]
+    steps = GradientSteps([*network.parameters()], ours, lambda step: rates[step], torch.device("cpu"), clip=0.3)
+    for rate in rates:
+        assert steps.rate == rate
+        value = steps.take(loss, (images, labels))
+        theirs.param_groups[0]["lr"] = rate
+        theirs.zero_grad()
+        expected = torch.nn.functional.cross_entropy(networks[1](images), labels)
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(networks[1].parameters(), 0.3)
+        theirs.step()
+        assert torch.equal(value, expected.detach())
+    for a, b in zip(network.parameters(), networks[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_weight_decay_leaves_out_biases_and_normalisation(digits: Data) -> None:
     images = digits.train.take(torch.arange(64))
     still = replace(famr.Training(epochs=1, batch_size=64, augmentation=None), learning_rate=1e-12)
     model = start(digits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -15,8 +15,9 @@ from famr.optim import OPTIMISERS
 from famr.targets import TARGETS
 
 Auto = Literal["auto"]
-TEMPERED = ("masked", "tempered")
-"""Targets that have a temperature."""
+
+CHOICES: dict[str, Mapping[str, type]] = {"target": TARGETS, "anchor": ANCHORS, "optimiser": OPTIMISERS}
+"""Fields of `FAMR` that name one of a mapping's entries, or "auto"."""
 
 
 @dataclass(frozen=True)
@@ -25,56 +26,64 @@ class FAMR:
 
     Open fields are resolved by the request and the available data, see `famr.unlearn.resolve`. `FAMR.paper()` is the
     paper's algorithm with the paper's numbers.
+
+    Attributes:
+        target: What to predict on the forget set. See `famr.targets`.
+        temperature: τ of the masked and the tempered target. None: entropy-matched to held-out images.
+        overshoot: κ of the reference target: how much further than the target to aim. A short run stops before it
+            arrives. None: 0.2 for samples, else 0.
+        demotion: γ: weight of a penalty that pushes forgotten classes down among the unlikely ones. Without it they are
+            never predicted, but may stay second. None: 0.03 for a masked target.
+        anchor: How distance to the original weights is measured. See `famr.anchors`.
+        strength: λ of Eq. (1): larger keeps more and forgets less. The paper's experiments call it ρ. "auto": chosen
+            within the budget.
+        budget: Share of retained accuracy that may be lost while the strength is chosen.
+        fisher_images: Retained images from which Fisher information is taken. More than the default changed nothing.
+        function_strength: λ of a function-space anchor on retained images; 0 leaves it out. None: 5 for `natural`, 2
+            for `adam` and `adamw`, 1 for `sgd`, 10 for a style; 0 without retained images.
+        function_images: Retained images a class for the function-space anchor. None: 20 for `natural`, else as many as
+            the steps can use.
+        edited_share: Share of the layers that may change, from the head backwards. None: a quarter for `natural`, all
+            for the other optimisers and for a style.
+        edit_head: Whether the head may change too. None: not for `natural`.
+        learning_rate: η of Alg. 1; for `natural` the share of the step that would bring the loss to zero if it were
+            linear. None: ½ for `natural`, the paper's 1e-4 for the others, 2e-4 for samples.
+        epochs: Passes over the forget set. None: about 48 steps; for other optimisers than `natural` at least eight
+            passes and about 100 steps.
+        batch_size: Images a step, at most. The paper names none; with the sum of Eq. (2) a larger batch takes larger
+            steps.
+        optimiser: How the weights move; `sgd` is the plain step of Alg. 1. See `famr.optim`.
+        reduction: Σ over a batch as in Eq. (2), or its mean.
+        alpha: α of Eq. (5): weight of the KL to the target.
+        beta: β of Eq. (5): weight of the style loss. None: both losses weigh the same at the start.
+        style_layer: Layer whose output is φ of Eq. (3), by its name in `module.named_modules()`.
+        style_channels_last: Whether the style layer returns (batch, height, width, channels), as Swin's do.
+        precision: Precision of the network; weights, gradients and losses stay in float32. None: bf16 on CUDA, else
+            fp32.
     """
 
     target: str | Auto = "auto"
-    """What to predict on the forget set, see `famr.targets`."""
     temperature: float | None = None
-    """τ of the masked and the tempered target. None: entropy-matched to held-out images."""
     overshoot: float | None = None
-    """κ of the reference target: how much further than the target to aim, as a short run stops before it arrives."""
     demotion: float | None = None
-    """γ: weight of a penalty that pushes forgotten classes down among the unlikely ones; without it they are never
-    predicted, but may stay second. None: 0.03 for a masked target."""
     anchor: str | Auto = "auto"
-    """How distance to the original weights is measured, see `famr.anchors`."""
     strength: float | Auto = "auto"
-    """λ of Eq. (1) (the experiments call it ρ): larger keeps more and forgets less."""
     budget: float = 0.01
-    """The share of retained accuracy that may be lost while `strength` is chosen."""
     fisher_images: int = 1000
-    """Retained images from which Fisher information is taken."""
     function_strength: float | None = None
-    """λ of a function-space anchor on retained images; 0 leaves it out."""
     function_images: int | None = None
-    """Retained images a class for that anchor. None: 20 for `natural`, else as many as the steps can use."""
     edited_share: float | None = None
-    """The share of the layers that may change, from the head backwards. None: a quarter for `natural`, all for the
-    other optimisers and for a style."""
     edit_head: bool | None = None
-    """Whether the head may change too. None: not for `natural`."""
     learning_rate: float | None = None
-    """η of Alg. 1; for `natural` the share of the step that would bring the loss to zero if it were linear. None: ½ for
-    `natural`, the paper's 1e-4 for the others."""
     epochs: int | None = None
-    """Passes over the forget set. None: about 48 steps; for other optimisers than `natural` at least eight passes and
-    about 100 steps."""
     batch_size: int = 128
-    """Images a step, at most. The paper names none; with the sum of Eq. (2) a larger batch takes larger steps."""
     optimiser: str | Auto = "auto"
-    """How the weights move, see `famr.optim`; `sgd` is the plain step of Alg. 1."""
     reduction: Reduction = "mean"
-    """Σ over a batch as in Eq. (2), or its mean."""
     alpha: float = 1.0
-    """α of Eq. (5): weight of the KL to the target."""
     beta: float | None = 0.0
-    """β of Eq. (5): weight of the style loss. None: both losses weigh the same at the start."""
     style_layer: str | None = None
-    """The layer whose output is φ of Eq. (3), by its name in `module.named_modules()`."""
     style_channels_last: bool = False
-    """For a style layer that returns (batch, height, width, channels), as Swin's do."""
     precision: Precision | None = None
-    """`bf16` runs the network in bf16; weights, gradients and losses stay in float32. None: bf16 on CUDA, else fp32."""
 
     @classmethod
     def paper(cls) -> FAMR:
@@ -98,7 +107,7 @@ class FAMR:
         )
 
     def __post_init__(self) -> None:
-        for name, known in (("target", TARGETS), ("anchor", ANCHORS), ("optimiser", OPTIMISERS)):
+        for name, known in CHOICES.items():
             value = getattr(self, name)
             self._require(value == "auto" or value in known, name, f"one of {', '.join(known)}, or auto")
         for name in ("temperature", "learning_rate"):
@@ -136,7 +145,7 @@ class FAMR:
 
     @property
     def forgets_style(self) -> bool:
-        """Whether the Gram-matrix loss takes part."""
+        """Whether L_style is part of the loss."""
         return self.beta is None or self.beta > 0
 
     def to_json(self) -> dict[str, Any]:
@@ -153,7 +162,9 @@ class FAMR:
         Raises:
             RequestError: A name is unknown, or a value is of the wrong kind.
         """
-        _require_known(cls, values)
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise RequestError(f"FAMR has no setting {', '.join(unknown)}.", fix=f"Known: {', '.join(sorted(known))}.")
         try:
             return cls(**values)
         except TypeError as error:  # a list or text where a number belongs
@@ -164,14 +175,32 @@ class FAMR:
 class ResolvedFAMR:
     """The settings with which a run is made: the fields of `FAMR`, and nothing is open.
 
-    Three numbers are calibrated on the run's own data: the temperature of the target where `match_entropy`, β where
-    `balance_beta`, and the strength of the anchors where `search`. Until then they hold a starting value.
+    Three numbers are calibrated on the run's own data: the temperature where it is None and the target has one, β where
+    `balance_beta`, and the strength of the anchors where `search`; until then the last two hold a starting value.
 
     Attributes:
-        temperature: None for a target that has none.
-        function_images: 0 without a function-space anchor.
-        style_layer: None where none was named.
-        match_entropy: Whether the temperature is chosen on held-out images.
+        target: Name in `TARGETS`.
+        temperature: τ; None for a target that has none, and before calibration.
+        overshoot: κ.
+        demotion: γ.
+        anchor: Name in `ANCHORS`.
+        strength: λ of the weight anchor.
+        budget: See `FAMR`.
+        fisher_images: See `FAMR`.
+        function_strength: λ of the function-space anchor; 0 without one.
+        function_images: Its retained images a class; 0 without one.
+        edited_share: See `FAMR`.
+        edit_head: See `FAMR`.
+        learning_rate: η.
+        epochs: Passes over the forget set.
+        batch_size: Images a step, at most.
+        optimiser: Name in `OPTIMISERS`.
+        reduction: See `FAMR`.
+        alpha: α.
+        beta: β.
+        style_layer: See `FAMR`; None where none was named.
+        style_channels_last: See `FAMR`.
+        precision: See `FAMR`.
         balance_beta: Whether β makes both losses weigh the same at the start.
         search: Whether the strength of the anchors is chosen within the budget.
     """
@@ -198,13 +227,12 @@ class ResolvedFAMR:
     style_layer: str | None
     style_channels_last: bool
     precision: Precision
-    match_entropy: bool = False
     balance_beta: bool = False
     search: bool = False
 
     @property
     def forgets_style(self) -> bool:
-        """Whether the Gram-matrix loss takes part."""
+        """Whether L_style is part of the loss."""
         return self.beta > 0 or self.balance_beta
 
     def step_size(self, images: int) -> int:
@@ -213,15 +241,18 @@ class ResolvedFAMR:
         With the mean, all steps have about as many, so that each image weighs the same; with the sum it does anyway.
 
         Args:
-            images: Of the forget set.
+            images: Number of images in the set.
         """
-        return even_batch_size(images, self.batch_size, self.reduction)
+        if self.reduction == "sum":
+            return self.batch_size
+        steps = -(-images // self.batch_size)
+        return -(-images // steps)
 
     def images_in_step(self, images: int) -> int:
-        """The same with the retained images of the function-space anchor.
+        """Images of each step, with the retained images of the function-space anchor.
 
         Args:
-            images: Of the forget set.
+            images: Number of images in the forget set.
         """
         return self.step_size(images) * (2 if self.function_strength else 1)
 
@@ -251,24 +282,3 @@ class ResolvedFAMR:
 
 OPTIONAL = ("temperature", "style_layer")
 """Fields that do not apply to every run."""
-
-
-def even_batch_size(images: int, batch_size: int, reduction: Reduction) -> int:
-    """Images of each step where an epoch is divided evenly.
-
-    Args:
-        images: Of the set.
-        batch_size: Images a step, at most.
-        reduction: With the sum, batches are full and the last one is short.
-
-    >>> even_batch_size(500, 128, "mean"), even_batch_size(500, 64, "sum")
-    (125, 64)
-    """
-    steps = -(-images // batch_size)
-    return batch_size if reduction == "sum" else -(-images // steps)
-
-
-def _require_known(cls: type[FAMR], values: dict[str, Any]) -> None:
-    known = {field.name for field in fields(cls)}
-    if unknown := sorted(set(values) - known):
-        raise RequestError(f"FAMR has no setting {', '.join(unknown)}.", fix=f"Known: {', '.join(sorted(known))}.")

@@ -1,21 +1,30 @@
-"""What can go wrong, drawn as one tree; each leaf is an exit code of the command line.
+"""The tree of errors. Each leaf has an exit code, which is that of the command line.
 
-    FamrError
-    ├── RequestError      2   the request or the call itself cannot be carried out
+    FamrError             1   an error that a user can act on; the leaves below say of which kind
+    ├── RequestError      2   the request or the call cannot be carried out
     ├── DataError         3   images, labels or columns are missing, unreadable or contradict the checkpoint
     ├── CheckpointError   4   weights are missing, unreadable or do not fit the architecture
-    ├── NumericsError     5   the computation failed: numbers that are not finite, no memory, a process that is gone
+    ├── NumericsError     5   the computation failed: NaN or infinity, no memory, a lost process
     ├── StorageError      6   the output could not be written
-    └── GateError         7   the outcome is not what was asked for: nothing forgotten, or too much lost
+    └── GateError         7   a required gate was not met: too little forgotten, or too much accuracy lost
 
-Every error says what is wrong, where, and what to do about it.
+Every error says what is wrong (`what`), where (`where`), and what to do about it (`fix`). A command that succeeds exits
+with 0, one that the user stops with 130.
 """
 
 from __future__ import annotations
 
 
 class FamrError(Exception):
-    """The root: an error that a user can act on.
+    """An error that a user can act on; root of the tree.
+
+    Args:
+        what: One sentence: what must hold, and what was found instead.
+        where: The file, row, layer or option that the error is about; None where `what` names it.
+        fix: What the user can do; None where there is nothing to do.
+
+    Attributes:
+        exit_code: Exit code of a command that ends with this error.
 
     >>> print(DataError("The image cannot be read.", where="cats/3.png", fix="Replace or remove the file."))
     The image cannot be read.
@@ -41,7 +50,7 @@ class FamrError(Exception):
 
 
 class RequestError(FamrError):
-    """The request or the call itself cannot be carried out."""
+    """The request or the call cannot be carried out."""
 
     exit_code = 2
 
@@ -59,7 +68,7 @@ class CheckpointError(FamrError):
 
 
 class NumericsError(FamrError):
-    """The computation failed: numbers that are not finite, no memory, another process of the run that is gone."""
+    """The computation failed: NaN or infinity, no memory, a lost process of the run."""
 
     exit_code = 5
 
@@ -71,7 +80,7 @@ class StorageError(FamrError):
 
 
 class GateError(FamrError):
-    """The outcome is not what was asked for: nothing was forgotten, or too much was lost."""
+    """A required gate was not met: too little was forgotten, or too much accuracy was lost."""
 
     exit_code = 7
 
@@ -80,7 +89,10 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, of the machine or of a device, in whosever words.
+    """Whether an error of any library means that the machine or a device ran out of memory.
+
+    Args:
+        error: What was raised.
 
     >>> is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB."))
     True

@@ -1,4 +1,4 @@
-"""The audit as a whole, on digits: the original fails, retrained models pass, uniform answers are caught."""
+"""The audit as a whole, on digits: the original fails, retrained models pass, uniform predictions are caught."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 
 import famr
 from conftest import SMALL_VIT, Outcome, alg1
-from famr.audit import intervals, survival
+from famr.audit import conversions
 from famr.audit.audit import audit
-from famr.audit.intervals import gap_figure, mean_gap_figure, mean_interval, middle, resampled_means
+from famr.audit.gates import GATES, Gate
+from famr.audit.gates.base import gap_to_references
+from famr.audit.per_image import hits_on
 from famr.audit.verdict import Audit, read_thresholds
 from famr.data import Data
 from famr.engine.inference import predict
@@ -24,7 +26,7 @@ from famr.training import Trained
 
 @pytest.fixture(scope="module")
 def references(retrained_runs: list[Trained]) -> list[famr.Classifier]:
-    return [found.model for found in retrained_runs]
+    return [run.model for run in retrained_runs]
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +41,11 @@ def whole(
     without_three: famr.Splits,
     references: list[famr.Classifier],
 ) -> Audit:
-    """Every part of it."""
+    """An audit with every part."""
     return audit(uniform, without_three, original=original, retrained=references, device="cpu")
 
 
-def test_original_fails_retrained_passes_and_uniform_answers_are_caught(whole: Audit) -> None:
+def test_original_fails_retrained_passes_and_uniform_predictions_are_caught(whole: Audit) -> None:
     by_name = {check.name: check for check in whole.checks}
     assert whole.verdicts == {"unlearned": "fail", "original": "fail", "retrained": "pass"}
     for gate in ("forget_accuracy_gap", "average_gap", "js_to_retrained", "tell_tale_auc", "rmia_auc"):
@@ -66,44 +68,69 @@ def test_verdicts_are_the_same_for_other_seeds_and_whichever_retrained_model_com
         turned = references[seed:] + references[:seed]
         found = audit(uniform, without_three, original=original, retrained=turned, quick=True, seed=seed, device="cpu")
         assert found.verdicts == whole.verdicts
-        told = {check.name: check.verdicts for check in found.checks}["tell_tale_auc"]
-        assert told == {"unlearned": "fail", "original": "fail", "retrained": "pass"}
+        verdicts = {check.name: check.verdicts for check in found.checks}["tell_tale_auc"]
+        assert verdicts == {"unlearned": "fail", "original": "fail", "retrained": "pass"}
 
 
-def test_all_parts_are_there_with_their_costs_and_as_plain_values(whole: Audit) -> None:
-    told = json.loads(json.dumps(whole.to_json(), allow_nan=False))
-    assert {check["name"] for check in told["checks"]} == set(read_thresholds()) - {"u_lira_accuracy", "style_excess"}
-    assert set(told["costs"]) == {"answers", "membership", "depth", "relearning", "survival", "gates", "cka"}
-    assert all(seconds > 0 for seconds in told["costs"].values())
-    assert {name for name, part in told["stated"].items() if part["needs_retrained"]} == {"tug_of_war", "cka"}
-    collateral = told["stated"]["collateral"]["classes"]
+def test_all_parts_are_recorded_with_their_costs_as_plain_values(whole: Audit) -> None:
+    record = json.loads(json.dumps(whole.to_json(), allow_nan=False))
+    assert {check["name"] for check in record["checks"]} == set(read_thresholds()) - {"u_lira_accuracy", "style_excess"}
+    assert set(record["costs"]) == {"answers", "membership", "depth", "relearning", "survival", "gates", "cka"}
+    assert all(seconds > 0 for seconds in record["costs"].values())
+    assert {name for name, part in record["stated"].items() if part["needs_retrained"]} == {"tug_of_war", "cka"}
+    collateral = record["stated"]["collateral"]["classes"]
     assert sorted(row["class"] for row in collateral) == [str(digit) for digit in range(10) if digit != 3]
     assert [row["change"] for row in collateral] == sorted(row["change"] for row in collateral)
-    tow = told["stated"]["tug_of_war"]
+    tow = record["stated"]["tug_of_war"]
     assert tow["retrained"]["tow"] > 0.9 > tow["original"]["tow"]
     assert set(tow["unlearned"]) == {"tow", "tow_mia"}
-    assert "int8_comes_back" in told["stated"]["power"]["original_does_not_fail"]
-    assert "forget_accuracy_gap" not in told["stated"]["power"]["original_does_not_fail"]
-    assert set(told["stated"]["calibration"]["ece"]) == {"unlearned", "original", "retrained"}
-    assert 0 <= told["stated"]["before_and_after"]["auc"] <= 1
+    assert "int8_comes_back" in record["stated"]["power"]["original_does_not_fail"]
+    assert "forget_accuracy_gap" not in record["stated"]["power"]["original_does_not_fail"]
+    assert set(record["stated"]["calibration"]["ece"]) == {"unlearned", "original", "retrained"}
+    assert 0 <= record["stated"]["before_and_after"]["auc"] <= 1
     layers = {"blocks.0", "blocks.1", "penultimate"}
-    assert set(told["stated"]["cka"]["unlearned"]["original"]["forget"]) == layers
-    assert set(told["stated"]["cka"]["retrained"]) == {"original", "another retrained"}
-    assert set(told["stated"]["survival"]["unlearned"]["changed"]) == {"int8", "bf16", "fp16", "onnx"}
-    assert told["stated"]["depth"]["original"]["prototype"]["forget_accuracy"] > 0.5
-    assert told["stated"]["relearning"]["original"]["median_steps"] == 0
-    assert len(told["stated"]["relearning"]["retrained"]["runs"]) == 3
+    assert set(record["stated"]["cka"]["unlearned"]["original"]["forget"]) == layers
+    assert set(record["stated"]["cka"]["retrained"]) == {"original", "another retrained"}
+    assert set(record["stated"]["survival"]["unlearned"]["changed"]) == {"int8", "bf16", "fp16", "onnx"}
+    assert record["stated"]["depth"]["original"]["prototype"]["forget_accuracy"] > 0.5
+    assert record["stated"]["relearning"]["original"]["median_steps"] == 0
+    assert len(record["stated"]["relearning"]["retrained"]["runs"]) == 3
 
 
 def test_without_onnx_there_is_no_such_gate_and_the_audit_says_why(
     original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survival, "onnx_missing", lambda: "onnxruntime is not installed")
+    monkeypatch.setattr(conversions, "onnx_missing", lambda: "onnxruntime is not installed")
     found = audit(original, without_three, device="cpu")
     names = {check.name for check in found.checks}
     assert "onnx_comes_back" not in names
     assert "int8_comes_back" in names
     assert "onnx: not available: onnxruntime is not installed" in found.notes
+
+
+def test_a_gate_is_added_by_one_line_in_the_mapping(
+    original: famr.Classifier,
+    without_three: famr.Splits,
+    references: list[famr.Classifier],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate(
+        name="retain_training_accuracy_gap",
+        title="accuracy on retained training images differs from retrained models",
+        description="|accuracy − retrained| on retained training images.",
+        threshold=0.03,
+        measure=gap_to_references(hits_on("retain")),
+    )
+    monkeypatch.setitem(GATES, gate.name, gate)
+    found = audit(original, without_three, retrained=references[:2], quick=True, device="cpu")
+    result = found.checks[-1]
+    assert (result.name, result.threshold, result.needs_retrained) == (gate.name, 0.03, True)
+    assert set(result.verdicts) == {"unlearned", "retrained"}
+    assert found.to_json()["checks"][-1]["says"] == gate.description
+    assert found.subject["thresholds"][gate.name] == 0.03
+    stricter = {gate.name: 1e-6}
+    again = audit(original, without_three, retrained=references[:2], quick=True, thresholds=stricter, device="cpu")
+    assert again.checks[-1].threshold == 1e-6
 
 
 def test_models_that_cannot_be_compared_are_refused(
@@ -119,10 +146,10 @@ def test_models_that_cannot_be_compared_are_refused(
         audit(original, without_three, retrained=[renamed], device="cpu")
 
 
-def test_a_class_that_is_merely_biased_away_is_caught(
+def test_a_class_hidden_by_its_bias_alone_is_caught(
     original: famr.Classifier, without_three: famr.Splits, references: list[famr.Classifier]
 ) -> None:
-    """Its forget accuracy is zero, and everything is still there."""
+    """Its forget accuracy is zero, and features and head still hold the class."""
     biased = original.copy()
     with torch.no_grad():
         biased.module.head.bias[3] -= 20  # type: ignore[index,union-attr]
@@ -158,26 +185,7 @@ def test_an_audit_needs_the_whole_data(original: famr.Classifier, digits: Data) 
         audit(original, alone, device="cpu")
 
 
-def test_intervals_hold_the_mean_and_shrink_with_more_images() -> None:
-    few, many = (torch.rand(size, generator=torch.Generator().manual_seed(0)) for size in (50, 5000))
-    widths = []
-    for values in (few, many):
-        mean, low, high = mean_interval(values)
-        assert low < mean < high
-        assert low < 0.5 < high
-        half = 1.96 * float(values.double().std()) / len(values) ** 0.5
-        assert (high - low) / 2 == pytest.approx(half, rel=0.15)
-        widths.append(high - low)
-    assert widths[1] < widths[0] / 5
-    assert gap_figure(torch.tensor([0.1, -0.1] * 20)).low == 0.0
-    together = mean_gap_figure([few - 0.25, 0.75 - many])
-    assert together.value == pytest.approx((abs(float(few.mean()) - 0.25) + 0.75 - float(many.mean())) / 2)
-    assert together.low is not None
-    assert together.high is not None
-    assert together.low < 0.25 < together.high
-
-
-def test_a_class_that_is_never_answered_and_always_second_is_caught(
+def test_a_class_that_is_never_predicted_and_always_second_is_caught(
     original: famr.Classifier, without_three: famr.Splits, references: list[famr.Classifier]
 ) -> None:
     """By accuracy it is forgotten; a model that never saw it has it among the last."""
@@ -196,46 +204,32 @@ def test_a_class_that_is_never_answered_and_always_second_is_caught(
     cpu = torch.device("cpu")
 
     def share(model: famr.Classifier) -> float:
-        said = predict(model, without_three.forget, cpu)
-        ranks = [sum(value > row[3] for value in row) / 9 for row in said.logits.tolist()]
+        logits = predict(model, without_three.forget, cpu).logits
+        ranks = [sum(value > row[3] for value in row) / 9 for row in logits.tolist()]
         return sum(ranks) / len(ranks)
 
     expected = sum(map(share, references)) / len(references) - share(original)
     assert figure == pytest.approx(abs(expected))
 
 
-def test_values_of_few_levels_are_drawn_by_how_often_each_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = torch.tensor([1.0, 0.0, -1.0, 0.5]).repeat_interleave(torch.tensor([40, 100, 7, 53]))
-    quick = resampled_means(values, seed=3)
-    monkeypatch.setattr(intervals, "LEVELS", 0)
-    slow = resampled_means(values, seed=3)
-    assert len(quick) == len(slow) == intervals.RESAMPLES
-    spread = float(values.double().std(correction=0)) / len(values) ** 0.5  # of a mean, in closed form
-    for draws in (quick, slow):
-        assert float(draws.mean()) == pytest.approx(float(values.mean()), abs=4 * spread / len(draws) ** 0.5)
-        assert float(draws.std()) == pytest.approx(spread, rel=0.06)
-    assert middle(quick) == pytest.approx(middle(slow), abs=0.2 * spread)
-    assert not torch.equal(quick, slow)
-
-
 def test_the_command_writes_the_audit_and_exits_by_its_gates(
     original_run: Path, retrained_runs: list[Trained], tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     folder = tmp_path / "no-3"
-    asked = ["--model", original_run, "--data", "digits", "--class", "3", "--output-dir", folder, "--device", "cpu"]
-    assert run("forget", *asked, "--paper", "--learning-rate", "5e-5", "--quiet").code == 0
+    options = ["--model", original_run, "--data", "digits", "--class", "3", "--output-dir", folder, "--device", "cpu"]
+    assert run("forget", *options, "--paper", "--learning-rate", "5e-5", "--quiet").code == 0
     references: list[str | Path] = []
-    for place, found in enumerate(retrained_runs[:2]):
-        references += ["--retrained", found.save(tmp_path / f"retrained-{place}")]
+    for index, trained in enumerate(retrained_runs[:2]):
+        references += ["--retrained", trained.save(tmp_path / f"retrained-{index}")]
     outcome = run("audit", folder, *references, "--quick", "--device", "cpu", "--json")
     assert outcome.code == 7
-    told = json.loads((folder / "unlearning/audit.json").read_text(encoding="utf-8"))
-    assert told["verdicts"]["unlearned"] == "fail"
-    assert told["verdicts"]["original"] == "fail"
+    record = json.loads((folder / "unlearning/audit.json").read_text(encoding="utf-8"))
+    assert record["verdicts"]["unlearned"] == "fail"
+    assert record["verdicts"]["original"] == "fail"
     assert "tell_tale_auc" in outcome.err
     assert run("evaluate", folder, "--device", "cpu").code == 0
     lenient = tmp_path / "lenient.json"
-    lenient.write_text(json.dumps(dict.fromkeys(told["subject"]["thresholds"], 1.0)), encoding="utf-8")
+    lenient.write_text(json.dumps(dict.fromkeys(record["subject"]["thresholds"], 1.0)), encoding="utf-8")
     passed = run("audit", folder, *references, "--quick", "--thresholds", lenient, "--device", "cpu")
     assert passed.code == 0, passed.err
     assert "verdict" in passed.out

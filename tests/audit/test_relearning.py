@@ -1,4 +1,4 @@
-"""How soon a forgotten class comes back."""
+"""Relearn time: how many steps until a forgotten class is back."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from torch.nn import functional as F
 import famr
 from audited import same_weights, weights_of, with_low_bias
 from famr.audit.relearning import (
-    BACK,
     CHECKED,
-    Lessons,
+    RECOVERED,
+    RelearningConfig,
+    RelearningTask,
     images_needed,
     level_bias,
     median_steps,
     relearn,
     relearning,
-    taught_and_checked,
 )
-from famr.data import Data
 from famr.data.loaders import image_batches
 from famr.errors import DataError, NumericsError, RequestError
 from famr.models.layers import head_of
 
 CPU = torch.device("cpu")
-QUICK = Lessons(images=10, steps=25, learning_rate=3e-4)
+QUICK = RelearningConfig(images=10, steps=25, learning_rate=3e-4)
 
 
 def test_a_hidden_class_is_back_at_once_and_one_never_seen_is_not(
@@ -55,12 +54,12 @@ def test_a_hidden_class_is_back_at_once_and_one_never_seen_is_not(
     assert json.loads(json.dumps(found["hidden"][0].to_json()))["steps"] == 0
 
 
-def test_a_bias_alone_would_pass_for_forgetting_if_it_were_not_levelled(
+def test_without_a_levelled_bias_a_low_bias_would_pass_for_forgetting(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
     hidden = {"hidden": with_low_bias(original)}
-    lessons = replace(QUICK, steps=5, level_bias=False)
-    runs = relearning(hidden, without_three, original, lessons, seeds=(0,), device="cpu")["hidden"]
+    config = replace(QUICK, steps=5, level_bias=False)
+    runs = relearning(hidden, without_three, original, config, seeds=(0,), device="cpu")["hidden"]
     assert median_steps(runs) is None
     assert runs[0].curve == (0.0,) * 6
 
@@ -68,10 +67,10 @@ def test_a_bias_alone_would_pass_for_forgetting_if_it_were_not_levelled(
 def test_the_same_seed_gives_the_same_curve(
     original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
-    lessons = replace(QUICK, steps=3)
+    config = replace(QUICK, steps=3)
     state = torch.random.get_rng_state()
     first, again, other = (
-        relearning({"r": retrained}, without_three, original, lessons, seeds=(seed,), device="cpu")["r"][0]
+        relearning({"r": retrained}, without_three, original, config, seeds=(seed,), device="cpu")["r"][0]
         for seed in (5, 5, 6)
     )
     assert first == again
@@ -83,21 +82,21 @@ def test_without_retained_images_a_step_is_adam_on_the_forgotten_ones(
     original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
     bare = replace(without_three, retain=None, test=None)
-    lessons = Lessons(images=6, steps=2, learning_rate=1e-3)
-    taught, checked = taught_and_checked(bare.forget, 6, seed=0)
-    run = relearn(retrained, taught, checked, 2.0, bare, lessons, 0, CPU)  # a target that is never reached
+    config = RelearningConfig(images=6, steps=2, learning_rate=1e-3)
+    task = RelearningTask.draw(bare, 6, seed=0)
+    run = relearn(retrained, task, 2.0, config, CPU)  # a target that is never reached
     student = retrained.copy()
     student.module.eval()
     level_bias(student, {3})
-    batch, asked = (
+    batch, checked = (
         next(iter(image_batches(images, student.require_preprocessing(), 1000, CPU)(None)))
-        for images in (taught, checked)
+        for images in (task.learned, task.checked)
     )
     optimiser = torch.optim.Adam(student.module.parameters(), lr=1e-3)
     curve = []
     for _step in range(3):
         with torch.no_grad():
-            curve.append(float((student.logits(asked.images).argmax(dim=1) == asked.labels).float().mean()))
+            curve.append(float((student.logits(checked.images).argmax(dim=1) == checked.labels).float().mean()))
         optimiser.zero_grad()
         F.cross_entropy(student.logits(batch.images), batch.labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -107,17 +106,17 @@ def test_without_retained_images_a_step_is_adam_on_the_forgotten_ones(
     assert (run.images, run.checked) == (6, CHECKED)
 
 
-def test_what_is_learned_from_is_not_asked_about(digits: Data, without_three: famr.Splits) -> None:
-    taught, checked = taught_and_checked(without_three.forget, 20, seed=3)
-    assert len(taught) == 20
-    assert not set(taught.ids) & set(checked.ids)
-    assert len(checked) == min(CHECKED, len(without_three.forget) - 20)
-    assert set(checked.ids) < set(without_three.forget.ids)
+def test_accuracy_is_measured_on_other_images_than_those_learned_from(without_three: famr.Splits) -> None:
+    task = RelearningTask.draw(without_three, 20, seed=3)
+    assert len(task.learned) == 20
+    assert not set(task.learned.ids) & set(task.checked.ids)
+    assert len(task.checked) == min(CHECKED, len(without_three.forget) - 20)
+    assert set(task.checked.ids) < set(without_three.forget.ids)
     with pytest.raises(DataError, match="none is left"):
-        taught_and_checked(without_three.forget, len(without_three.forget), seed=0)
+        RelearningTask.draw(without_three, len(without_three.forget), seed=0)
 
 
-def test_a_levelled_bias_is_the_mean_of_the_others(original: famr.Classifier) -> None:
+def test_a_levelled_bias_is_the_mean_of_the_remaining_ones(original: famr.Classifier) -> None:
     hidden = with_low_bias(original)
     level_bias(hidden, {3})
     bias = head_of(hidden).bias.tolist()
@@ -127,23 +126,23 @@ def test_a_levelled_bias_is_the_mean_of_the_others(original: famr.Classifier) ->
     assert same_weights(before, weights_of(hidden))
 
 
-def test_images_needed_are_the_fewest_with_which_most_seeds_get_there(
+def test_images_needed_are_the_fewest_with_which_most_seeds_reach_the_target(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
     run = relearning({"o": original}, without_three, original, replace(QUICK, steps=1), seeds=(0,), device="cpu")["o"][
         0
     ]
-    assert run.target == pytest.approx(BACK * run.curve[0])
+    assert run.target == pytest.approx(RECOVERED * run.curve[0])
     never = replace(run, curve=(0.0, 0.0))
     assert images_needed({20: [run], 5: [run, run, never], 1: [run, never]}) == 5
     assert images_needed({5: [never]}) is None
 
 
-def test_bad_lessons_and_divergence_are_errors(
+def test_bad_settings_and_divergence_are_errors(
     original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
     with pytest.raises(RequestError, match="`steps` must be above 0"):
-        Lessons(steps=0)
-    wild = Lessons(images=5, steps=20, learning_rate=1e30)
+        RelearningConfig(steps=0)
+    wild = RelearningConfig(images=5, steps=20, learning_rate=1e30)
     with pytest.raises(NumericsError, match="diverged"):
         relearning({"r": retrained}, without_three, original, wild, seeds=(0,), device="cpu")

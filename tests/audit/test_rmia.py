@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from famr.audit.rmia import log_marginal, rmia_scores, true_log_probability
-from famr.audit.roc import Scored, auc, roc
+from famr.audit.roc import AttackScores, auc, roc_summary
 from famr.audit.shadows import halves
 from famr.errors import NumericsError, RequestError
 
@@ -30,12 +30,12 @@ MEMBER = torch.arange(IMAGES) % 2 == 0
 
 
 def attacked(leak: float, references: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """An attacked model that is surer of members, references that saw nothing, and both on a population."""
+    """An attacked model that is more confident about members, references that saw nothing, and both on a population."""
     target = log_p(LEVEL + 0.5 * draws(IMAGES, seed=3) + leak * MEMBER)
-    others = log_p(LEVEL + 0.5 * draws(references, IMAGES, seed=4))
+    reference = log_p(LEVEL + 0.5 * draws(references, IMAGES, seed=4))
     population_target = log_p(POPULATION_LEVEL + 0.5 * draws(POPULATION, seed=5))
-    population_others = log_p(POPULATION_LEVEL + 0.5 * draws(references, POPULATION, seed=6))
-    return target, others, population_target, population_others
+    population_references = log_p(POPULATION_LEVEL + 0.5 * draws(references, POPULATION, seed=6))
+    return target, reference, population_target, population_references
 
 
 @pytest.mark.parametrize("references", [1, 2, 4])
@@ -72,7 +72,7 @@ def test_a_leak_is_found_and_none_is_not(references: int) -> None:
     leaking = rmia_scores(*attacked(2.0, references))
     assert auc(leaking, MEMBER) > 0.8
     assert auc(leaking, MEMBER) == pytest.approx(roc_auc_score(MEMBER, leaking))
-    tight = roc(Scored.of_one_model(rmia_scores(*attacked(0.0, references)), MEMBER), draws=200).auc
+    tight = roc_summary(AttackScores.of_one_model(rmia_scores(*attacked(0.0, references)), MEMBER), draws=200).auc
     assert tight is not None
     assert tight.low < 0.5 < tight.high
 
@@ -83,7 +83,7 @@ def test_references_help() -> None:
     assert auc(rmia_scores(*parts, a=1.0), MEMBER) > auc(parts[0], MEMBER) + 0.1
 
 
-def test_sabotage_shuffled_membership_is_a_coin() -> None:
+def test_with_shuffled_membership_the_attack_guesses() -> None:
     scores = rmia_scores(*attacked(3.0))
     shuffled = MEMBER[torch.randperm(IMAGES, generator=torch.Generator().manual_seed(3))]
     assert auc(scores, MEMBER) > 0.85

@@ -37,13 +37,13 @@ def tiny(seed: int) -> famr.Classifier:
 @pytest.fixture
 def setting(digits: Data) -> Setting:
     rows = torch.arange(120)
-    pool, base, others = (digits.train.take(part) for part in (rows[:40], rows[40:80], rows[80:]))
-    return Setting(tiny, pool, base, others, BRIEF)
+    pool, base, held_out = (digits.train.take(part) for part in (rows[:40], rows[40:80], rows[80:]))
+    return Setting(tiny, pool, base, held_out, BRIEF)
 
 
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
-    """The ids of every training from here on."""
+    """The ids of the images of every training from here on."""
     done: list[frozenset[str]] = []
     real = module.fit
 
@@ -56,7 +56,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
 
 
 def same(first: Shadows, second: Shadows) -> bool:
-    return torch.equal(first.logits, second.logits) and torch.equal(first.others_logits, second.others_logits)
+    return torch.equal(first.logits, second.logits) and torch.equal(first.held_out_logits, second.held_out_logits)
 
 
 # halves
@@ -73,7 +73,9 @@ def test_halves_are_drawn_with_the_seed_and_more_shadows_begin_with_the_same() -
     assert torch.equal(halves(50, 4, seed=1), halves(50, 8, seed=1)[:4])
     assert not torch.equal(halves(50, 4, seed=1), halves(50, 4, seed=2))
     together = halves(400, 64, seed=0).double()
-    assert float(torch.corrcoef(together.T).fill_diagonal_(0).mean().abs()) < 0.01  # no two images go together
+    assert (
+        float(torch.corrcoef(together.T).fill_diagonal_(0).mean().abs()) < 0.01
+    )  # no two images are in the same half more often than by chance
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -88,25 +90,27 @@ def test_shadows_come_in_pairs(count: int) -> None:
 def test_a_shadow_is_what_fit_makes_of_its_half(setting: Setting, tmp_path: Path) -> None:
     found = train_shadows(setting, 2, tmp_path, device="cpu")
     assert found.logits.shape == (2, 40, 10)
-    assert found.others_logits.shape == (2, 40, 10)
+    assert found.held_out_logits.shape == (2, 40, 10)
     assert torch.equal(found.targets, setting.pool.targets)
     for number in range(2):
         seed = module.shadow_seed(0, f"shadow {number}")
         half = setting.pool.where(found.seen[number])
         assert setting.base is not None
-        assert setting.others is not None
-        both = module.joined(half, setting.base)
+        assert setting.held_out is not None
+        both = module.concatenate_images(half, setting.base)
         both = both.take(torch.tensor(sorted(range(len(both)), key=both.ids.__getitem__)))
         model = famr.fit(tiny(seed), both, BRIEF, seed=seed, device="cpu").model
         torch.testing.assert_close(predict(model, setting.pool, CPU).logits, found.logits[number])
-        torch.testing.assert_close(predict(model, setting.others, CPU).logits, found.others_logits[number])
+        torch.testing.assert_close(predict(model, setting.held_out, CPU).logits, found.held_out_logits[number])
 
 
-def test_what_was_trained_is_found_again(setting: Setting, tmp_path: Path, trainings: list[frozenset[str]]) -> None:
+def test_a_trained_shadow_is_read_from_the_cache(
+    setting: Setting, tmp_path: Path, trainings: list[frozenset[str]]
+) -> None:
     first = train_shadows(setting, 2, tmp_path, device="cpu")
     events: list[ShadowDone] = []
     again = train_shadows(setting, 4, tmp_path, device="cpu", on_shadow=events.append)
-    assert len(trainings) == 4  # the first two were there
+    assert len(trainings) == 4  # the first two were in the cache
     assert [event.cached for event in events] == [True, True, False, False]
     assert torch.equal(again.logits[:2], first.logits)
     elsewhere = train_shadows(setting, 4, tmp_path / "other", device="cpu")
@@ -116,7 +120,7 @@ def test_what_was_trained_is_found_again(setting: Setting, tmp_path: Path, train
     ]
 
 
-def test_anything_that_makes_a_shadow_another_makes_another_key(
+def test_whatever_changes_a_shadow_changes_its_key(
     setting: Setting, digits: Data, tmp_path: Path, trainings: list[frozenset[str]]
 ) -> None:
     train_shadows(setting, 2, tmp_path, device="cpu")
@@ -130,22 +134,22 @@ def test_anything_that_makes_a_shadow_another_makes_another_key(
     fresh = famr.open_data("digits").train
     darker = replace(fresh, decode=less_ink, rows=setting.pool.rows)
     relabelled = setting.pool.with_targets([1, 0, *range(2, 10)])
-    others = [
+    variants = [
         replace(setting, start=started_elsewhere),
         replace(setting, training=replace(BRIEF, learning_rate=2e-2)),
         replace(setting, seed=1),
         replace(setting, base=None),
         replace(setting, pool=darker),
         replace(setting, pool=relabelled),
-        replace(setting, others=None),  # asked less
-        replace(setting, others=digits.train.take(torch.arange(200, 240))),  # asked something else
+        replace(setting, held_out=None),  # fewer images evaluated
+        replace(setting, held_out=digits.train.take(torch.arange(200, 240))),  # other images evaluated
     ]
-    for count, other in enumerate(others, start=2):
-        train_shadows(other, 2, tmp_path, device="cpu")
+    for count, variant in enumerate(variants, start=2):
+        train_shadows(variant, 2, tmp_path, device="cpu")
         assert len(trainings) == 2 * count
 
 
-def test_the_order_of_the_images_plays_no_part_in_training(setting: Setting, tmp_path: Path) -> None:
+def test_training_does_not_depend_on_the_order_of_the_images(setting: Setting, tmp_path: Path) -> None:
     assert setting.base is not None
     reversed_base = setting.base.take(torch.arange(39, -1, -1))
     first = train_references(setting, 1, tmp_path / "a", device="cpu")
@@ -153,9 +157,7 @@ def test_the_order_of_the_images_plays_no_part_in_training(setting: Setting, tmp
     assert same(first, second)
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_resumes(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train_shadows(setting, 6, tmp_path / "whole", device="cpu")
     real, calls = module.fit, []
 
@@ -178,7 +180,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
-def test_damaged_answers_are_made_anew(
+def test_damaged_logits_are_computed_again(
     setting: Setting, tmp_path: Path, trainings: list[frozenset[str]], damage: str
 ) -> None:
     first = train_shadows(setting, 2, tmp_path, device="cpu")
@@ -222,10 +224,10 @@ def test_two_processes_share_the_work(digits: Data, tmp_path: Path) -> None:
     assert sorted(event.number for event in events) == list(range(60))
 
 
-def test_a_shadow_that_another_process_is_at_comes_last(setting: Setting, tmp_path: Path) -> None:
+def test_a_shadow_that_another_process_works_on_comes_last(setting: Setting, tmp_path: Path) -> None:
     import fcntl
 
-    key = module._Work(setting, tmp_path, None, False, "cpu").key(
+    key = module.ShadowTrainer(setting, tmp_path, None, False, "cpu").key(
         halves(40, 4, 0)[0], module.shadow_seed(0, "shadow 0")
     )
     with (tmp_path / f"{key}.lock").open("w") as held:
@@ -247,11 +249,11 @@ def test_a_shadow_that_another_process_is_at_comes_last(setting: Setting, tmp_pa
 def test_each_shadow_unlearns_the_half_it_saw(
     setting: Setting, tmp_path: Path, trainings: list[frozenset[str]]
 ) -> None:
-    asked: list[tuple[list[str], list[str]]] = []
+    calls: list[tuple[list[str], list[str]]] = []
 
     def shift(model: famr.Classifier, forget: Images, retain: Images | None, seed: int) -> famr.Classifier:
         assert retain is not None
-        asked.append((forget.ids, retain.ids))
+        calls.append((forget.ids, retain.ids))
         changed = model.copy()
         assert isinstance(changed.module, nn.Sequential)
         with torch.no_grad():
@@ -264,11 +266,11 @@ def test_each_shadow_unlearns_the_half_it_saw(
     torch.testing.assert_close(unlearned.logits, plain.logits + 1)
     assert setting.base is not None
     for number in range(2):
-        assert asked[number] == (setting.pool.where(plain.seen[number]).ids, setting.base.ids)
+        assert calls[number] == (setting.pool.where(plain.seen[number]).ids, setting.base.ids)
     train_shadows(setting, 2, tmp_path, method=Method("shift by 1", shift), device="cpu")
-    assert len(asked) == 2
+    assert len(calls) == 2
     train_shadows(setting, 2, tmp_path, method=Method("another", shift), device="cpu")
-    assert len(asked) == 4
+    assert len(calls) == 4
 
     afresh = train_shadows(setting, 2, tmp_path / "no weights", method=Method("shift by 1", shift), device="cpu")
     assert torch.equal(afresh.logits, unlearned.logits)
@@ -291,7 +293,7 @@ def test_references_never_saw_the_pool(setting: Setting, tmp_path: Path, trainin
 
 def test_bad_input_is_refused(setting: Setting, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="given twice"):
-        replace(setting, others=setting.pool)
+        replace(setting, held_out=setting.pool)
     with pytest.raises(RequestError, match="at least two"):
         replace(setting, pool=setting.pool.take(torch.tensor([0])))
     with pytest.raises(RequestError, match="nothing to train on"):
@@ -301,7 +303,7 @@ def test_bad_input_is_refused(setting: Setting, tmp_path: Path) -> None:
         train_shadows(setting, 2, tmp_path / "file", device="cpu")
 
 
-def test_answers_that_are_no_numbers_are_not_kept(setting: Setting, tmp_path: Path) -> None:
+def test_logits_that_are_not_finite_are_not_cached(setting: Setting, tmp_path: Path) -> None:
     def ruin(model: famr.Classifier, forget: Images, retain: Images | None, seed: int) -> famr.Classifier:
         ruined = model.copy()
         with torch.no_grad():

@@ -14,22 +14,21 @@ import torch
 from scipy import stats
 
 import famr
-from alternative_cases import Peek, start, stepping
-from famr.baselines import BadTeacher, BoundaryShrink, Delete, FineTune, Ours, Retrain, Scrub, SisaRemoval
+from baselines.cases import start
+from famr.baselines import BadTeacher, BoundaryShrink, Delete, FamrMethod, FineTune, Retrain, Scrub, SisaRemoval
 from famr.baselines.descent import RATES
-from famr.baselines.work import Work
-from famr.bench import contenders, looks, running
-from famr.bench.account import tuning_table
-from famr.bench.contenders import Contender, contenders_called, every_contender, file_stem, slug
-from famr.bench.looks import GAPS, apart
-from famr.bench.records import Key, Records
+from famr.baselines.session import BaselineSession, WeightBaseline
+from famr.bench import methods, running, scoring
+from famr.bench.methods import BenchMethod, bench_methods, file_stem, methods_by_name, slug
+from famr.bench.plan import Bench
 from famr.bench.references import Reference
+from famr.bench.results import CellKey, ResultsFolder
 from famr.bench.running import run_bench
-from famr.bench.setting import Bench
-from famr.bench.statistics import BEST, TIED, differs, marks, mean_of
-from famr.bench.tables import COLUMNS, first, methods_table, ranked, results_page
+from famr.bench.scoring import GAP_METRICS, calibration_and_scored
+from famr.bench.statistics import BEST, TIED, differs, mean_of, rank_marks
+from famr.bench.tables import COLUMNS, column_marks, methods_table, ranking_summary, results_page, tuning_table
 from famr.bench.tasks import Task, request_task, samples_task, tuning_tasks
-from famr.bench.tuning import best_trial, variants
+from famr.bench.tuning import best_trial, tuning_variants
 from famr.data import Data
 from famr.errors import FamrError, NumericsError, RequestError
 from famr.report.html import as_html
@@ -41,23 +40,29 @@ SMALL_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_
 HOSTILE = "<script>alert(1)</script> [/x] |\n\u202e"
 
 
-class Broken(Peek):
-    """Fails, as a method may."""
+@dataclass(frozen=True)
+class Broken(WeightBaseline):
+    """A method that fails."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    error: Exception
 
-    def change(self, work: Work) -> None:  # noqa: ARG002
+    name = "broken"
+    paper = "none"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def change(self, session: BaselineSession) -> None:  # noqa: ARG002
         raise self.error
 
 
-def quick(method: Any) -> Contender:
-    return Contender(method.name, stepping(method, epochs=1, batch_size=64))
+def quick(method: Any) -> BenchMethod:
+    return BenchMethod(method.name, method.with_numbers(epochs=1, batch_size=64))
 
 
-def bench_of(digits: Data, *contenders: Contender, **changes: Any) -> Bench:
+def bench_of(digits: Data, *compared: BenchMethod, **changes: Any) -> Bench:
     tasks = changes.pop("tasks", (request_task(famr.Request(classes=["3"])),))
-    return Bench(digits, start, TRAINING, contenders, tasks, device="cpu", told={"data": "digits"}, **changes)
+    return Bench(digits, start, TRAINING, compared, tasks, device="cpu", description={"data": "digits"}, **changes)
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,16 @@ class Ran:
 def ran(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Three methods and a broken one, a class and samples, two seeds, tuned."""
     tasks = (request_task(famr.Request(classes=["3"])), samples_task(digits, 0.1))
-    contenders = (
-        Contender("FAMR", Ours(famr.FAMR(strength=1.0, epochs=2, edit_head=True, function_images=2))),
-        Contender("retrain", Retrain()),
+    compared = (
+        BenchMethod("FAMR", FamrMethod(famr.FAMR(strength=1.0, epochs=2, edit_head=True, function_images=2))),
+        BenchMethod("retrain", Retrain()),
         quick(FineTune()),
         quick(Delete()),
-        Contender(HOSTILE, Broken(NumericsError("The loss is not finite <b>.", where="step 3"))),
+        BenchMethod(HOSTILE, Broken(NumericsError("The loss is not finite <b>.", where="step 3"))),
     )
     bench = bench_of(
         digits,
-        *contenders,
+        *compared,
         tasks=tasks,
         seeds=(0, 1),
         trials=2,
@@ -100,40 +105,40 @@ def cells_of(content: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
 # numbers
 
 
-def test_the_interval_and_the_paired_test_are_students() -> None:
+def test_interval_and_paired_test_agree_with_scipy() -> None:
     values = [0.2, 0.9, 0.4, 0.1]
-    found = mean_of(values)
-    assert found is not None
+    mean = mean_of(values)
+    assert mean is not None
     low, high = stats.t.interval(0.95, 3, loc=0.4, scale=stats.sem(values))
-    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    assert (mean.low, mean.high) == (pytest.approx(low), pytest.approx(high))
     for shift in (0.0, 0.05, 0.3, 0.6, 1.0):
         moved = [value + shift for value in values]
         assert differs(moved) == (stats.ttest_1samp(moved, 0.0).pvalue < 0.05)
 
 
-def test_marks_need_three_common_cells_and_a_pairing() -> None:
+def test_ties_need_three_common_cells_and_are_decided_by_pairs() -> None:
     def by_cell(*values: float) -> dict[tuple[str, int], float]:
         return {("class 3", seed): value for seed, value in enumerate(values)}
 
-    # always a little worse: the means overlap, the pairs do not
-    assert marks({"a": by_cell(1, 5, 9), "b": by_cell(1.1, 5.11, 9.1)}) == {"a": BEST}
-    assert marks({"a": by_cell(1, 5, 9), "b": by_cell(2, 4, 9.1)}) == {"a": BEST, "b": TIED}
-    assert marks({"a": by_cell(1, 5), "b": by_cell(2, 4.5)}) == {"a": BEST}
-    assert marks({"a": {}, "b": {}}) == {}
+    # always a little worse: the intervals overlap, the pairs do not
+    assert rank_marks({"a": by_cell(1, 5, 9), "b": by_cell(1.1, 5.11, 9.1)}) == {"a": BEST}
+    assert rank_marks({"a": by_cell(1, 5, 9), "b": by_cell(2, 4, 9.1)}) == {"a": BEST, "b": TIED}
+    assert rank_marks({"a": by_cell(1, 5), "b": by_cell(2, 4.5)}) == {"a": BEST}
+    assert rank_marks({"a": {}, "b": {}}) == {}
 
 
-def test_trials_are_few_and_hold_the_methods_own_numbers() -> None:
-    for contender in every_contender():
+def test_trials_stay_within_the_limit_and_include_the_methods_own_numbers() -> None:
+    for method in bench_methods():
         for most in (1, 2, 3, 6):
-            tried = variants(contender.method, most)
-            assert len(tried) <= max(1, most)
-            assert contender.method in tried
-            assert not any(each in tried[:place] for place, each in enumerate(tried))
+            variants = tuning_variants(method.method, most)
+            assert len(variants) <= max(1, most)
+            assert method.method in variants
+            assert not any(variant in variants[:index] for index, variant in enumerate(variants))
     assert best_trial([{"error": {}}]) is None
 
 
-def test_few_trials_are_the_middle_ones_of_each_share() -> None:
-    rates = {most: [each.steps.learning_rate for each in variants(FineTune(), most)] for most in (2, 3, 4, 5, 6)}
+def test_few_trials_are_spread_evenly() -> None:
+    rates = {most: [each.steps.learning_rate for each in tuning_variants(FineTune(), most)] for most in (2, 3, 4, 5, 6)}
     assert rates == {
         2: [1e-2, 1e-1],  # 3e-3 gives way to the own rate, 1e-2
         3: [1e-3, 1e-2, 1e-1],
@@ -143,44 +148,44 @@ def test_few_trials_are_the_middle_ones_of_each_share() -> None:
     }
 
 
-def test_trials_that_a_limit_on_epochs_makes_alike_are_one() -> None:
+def test_trials_that_a_limit_on_epochs_makes_equal_are_run_once() -> None:
     for method in (Scrub(), BadTeacher()):
-        rates = [each.steps.learning_rate for each in variants(method, 6, epochs=1)]  # type: ignore[attr-defined]
+        rates = [each.steps.learning_rate for each in tuning_variants(method, 6, epochs=1)]  # type: ignore[attr-defined]
         assert len(rates) == len(set(rates)) == 3
-        assert all(each.steps.epochs == 1 for each in variants(method, 2, epochs=1))  # type: ignore[attr-defined]
+        assert all(each.steps.epochs == 1 for each in tuning_variants(method, 2, epochs=1))  # type: ignore[attr-defined]
 
 
-def test_the_reason_of_a_failed_trial_stands_among_the_words_where_it_may_break() -> None:
+def test_the_reason_of_a_failed_trial_is_in_a_text_column() -> None:
     trial = {"method": "SCRUB", "task": "class 3"}
     failed = {**trial, "trial": 0, "numbers": {"rate": 1.0}, "error": {"what": "The loss is not finite."}}
     ended = {**trial, "trial": 1, "numbers": {"rate": 0.5}, "unlearned": {"average_gap": 0.1234}}
     table = tuning_table([ended, failed])
     assert table.rows == (
         ("SCRUB", "class 3", "rate 1.0", "failed: The loss is not finite.", "–"),
-        ("SCRUB", "class 3", "rate 0.5", "taken", "12.34"),
+        ("SCRUB", "class 3", "rate 0.5", "chosen", "12.34"),
     )
     assert table.words == 4  # all columns but the last
 
 
-def test_methods_are_found_by_what_can_be_typed() -> None:
-    assert [c.name for c in contenders_called(["l1-sparse", "FAMR", "newton step on the head"])] == [
+def test_methods_are_looked_up_by_slug() -> None:
+    assert [c.name for c in methods_by_name(["l1-sparse", "FAMR", "newton step on the head"])] == [
         "ℓ₁-sparse",
         "FAMR",
         "Newton step on the head",
     ]
-    assert len(contenders_called(["all"])) == len(every_contender())
-    assert len({slug(contender.name) for contender in every_contender()}) == len(every_contender())
+    assert len(methods_by_name(["all"])) == len(bench_methods())
+    assert len({slug(method.name) for method in bench_methods()}) == len(bench_methods())
     with pytest.raises(RequestError, match="Did you mean salun"):
-        contenders_called(["salum"])
+        methods_by_name(["salum"])
 
 
-def test_file_names_are_harmless_and_differ() -> None:
+def test_file_names_are_safe_and_differ() -> None:
     names = {file_stem("m", name, 0) for name in ("../../etc", "..-..-etc", HOSTILE, "")}
     assert len(names) == 4
     assert all("/" not in name and "\n" not in name and len(name) < 120 for name in names)
 
 
-def test_what_is_tuned_on_is_not_scored(digits: Data) -> None:
+def test_tuning_requests_are_not_scored(digits: Data) -> None:
     tasks = (
         request_task(famr.Request(classes=["3"])),
         request_task(famr.Request(concept=("parity", "odd"))),
@@ -196,21 +201,23 @@ def test_what_is_tuned_on_is_not_scored(digits: Data) -> None:
         samples_task(digits, 1.5)
 
 
-def test_methods_never_see_an_image_that_is_scored(without_three: famr.Splits) -> None:
-    seen, scored = apart(without_three)
-    assert seen.test is not None
+def test_methods_never_see_a_scored_image(without_three: famr.Splits) -> None:
+    calibration, scored = calibration_and_scored(without_three)
+    assert calibration.test is not None
     assert scored.test is not None
-    assert not {*seen.test.ids} & {*scored.test.ids}
-    assert seen.forget_test is None
+    assert not {*calibration.test.ids} & {*scored.test.ids}
+    assert calibration.forget_test is None
 
 
 def test_a_trial_is_scored_on_fewer_retained_and_held_out_images(
     without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "TUNING_SCORED", 50)
+    monkeypatch.setattr(scoring, "TUNING_SCORED", 50)
     model, cpu = start(0), torch.device("cpu")
     few, all_ = (
-        looks.look(model, looks.Views.of(without_three, model.require_preprocessing(), cpu, tuning), cpu, "fp32")
+        scoring.predict_scored(
+            model, scoring.ScoredBatches.of(without_three, model.require_preprocessing(), cpu, tuning), cpu, "fp32"
+        )
         for tuning in (True, False)
     )
     assert without_three.retain is not None
@@ -223,21 +230,21 @@ def test_a_trial_is_scored_on_fewer_retained_and_held_out_images(
 # a bench
 
 
-def test_every_cell_has_the_figures_and_they_fit_together(ran: Ran) -> None:
+def test_figures_of_a_cell_are_consistent(ran: Ran) -> None:
     done = [cell for cell in ran.content["cells"] if "unlearned" in cell]
     assert len(done) == 4 * 2 + 3 * 2  # DELETE does not serve samples
     for cell in done:
-        gaps = [abs(cell["unlearned"][name] - cell["retrained"][name]) for name in GAPS]
+        gaps = [abs(cell["unlearned"][name] - cell["retrained"][name]) for name in GAP_METRICS]
         assert cell["unlearned"]["average_gap"] == pytest.approx(sum(gaps) / 4)
         assert cell["share_of_retraining"] == pytest.approx(cell["seconds"] / cell["retraining"]["seconds"])
         assert cell["fde"] == cell["image_passes"] / 1438
-        assert cell["peak_memory"] is None  # nobody counts it on a CPU
+        assert cell["peak_memory"] is None  # not counted on a CPU
     (fine_tune,) = cells_of(ran.content, method="fine-tune", task="class 3", seed=0)
     assert fine_tune["fde"] == pytest.approx(1.0, abs=0.15)  # one epoch over what is retained
     assert fine_tune["retrained"]["forget_accuracy"] == 0
 
 
-def test_all_methods_stand_beside_one_reference_and_retrain_beside_another(ran: Ran) -> None:
+def test_all_methods_share_one_reference_and_retrain_is_compared_with_another_seed(ran: Ran) -> None:
     for task in ran.content["tasks"]:
         for seed in (0, 1):
             cells = [c for c in cells_of(ran.content, task=task, seed=seed) if "unlearned" in c]
@@ -250,7 +257,7 @@ def test_all_methods_stand_beside_one_reference_and_retrain_beside_another(ran: 
     assert len(list((ran.folder / "references").iterdir())) == 2 * 2 + 2  # and one for each kind of tuning
 
 
-def test_tuning_takes_the_smallest_gap_of_another_request(ran: Ran) -> None:
+def test_tuning_picks_the_smallest_gap_on_another_request(ran: Ran) -> None:
     runs = [run for run in ran.content["tuning"] if run["method"] == "fine-tune"]
     assert len(runs) == 2 * 2
     assert not {run["task"] for run in runs} & set(ran.content["tasks"])
@@ -262,7 +269,7 @@ def test_tuning_takes_the_smallest_gap_of_another_request(ran: Ran) -> None:
     assert not [run for run in ran.content["tuning"] if run["method"] in ("FAMR", "retrain")]
 
 
-def test_a_failed_cell_is_shown_with_its_reason_and_costs_no_other(ran: Ran) -> None:
+def test_a_failed_cell_is_shown_with_its_reason_and_affects_no_other(ran: Ran) -> None:
     failed = cells_of(ran.content, method=HOSTILE)
     assert len(failed) == 4
     assert all(cell["error"]["what"] == "The loss is not finite <b>." for cell in failed)
@@ -276,7 +283,7 @@ def test_a_failed_cell_is_shown_with_its_reason_and_costs_no_other(ran: Ran) -> 
     assert "Not served: DELETE" in text
 
 
-def test_names_are_text_in_the_pages(ran: Ran) -> None:
+def test_names_are_escaped_in_the_pages(ran: Ran) -> None:
     html = (ran.folder / "results.html").read_text(encoding="utf-8")
     assert "<script>" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt; [/x] |\\n\\u202e" in html
@@ -317,7 +324,7 @@ def test_costs_are_ranked_among_methods_that_forget(ran: Ran) -> None:
 # stopped, resumed, refused
 
 
-def test_a_stopped_bench_goes_on_with_the_missing_cells(
+def test_a_stopped_bench_resumes_with_the_missing_cells(
     digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = bench_of(digits, quick(FineTune()), quick(Delete()), quick(BoundaryShrink()))
@@ -345,7 +352,7 @@ def test_a_stopped_bench_goes_on_with_the_missing_cells(
     assert not trained  # neither the original nor the reference
     assert first[0].stat().st_mtime_ns == before
     assert len(cells_of(content)) == 3
-    more = replace(bench, contenders=(*bench.contenders, Contender("broken", Broken(ValueError("full")))))
+    more = replace(bench, methods=(*bench.methods, BenchMethod("broken", Broken(ValueError("full")))))
     content = run_bench(more, tmp_path / "out", lambda _line: None)
     assert ran[4:] == ["broken"]
     assert cells_of(content, method="broken")[0]["error"] == {"kind": "ValueError", "what": "full", "where": None}
@@ -356,7 +363,7 @@ def test_a_stopped_bench_goes_on_with_the_missing_cells(
     with pytest.raises(RequestError, match="other settings: training"):
         run_bench(replace(bench, training=replace(TRAINING, epochs=2)), tmp_path / "out")
     with pytest.raises(RequestError, match="other numbers for 'DELETE'"):
-        run_bench(replace(bench, contenders=(Contender("DELETE", Delete()),)), tmp_path / "out")
+        run_bench(replace(bench, methods=(BenchMethod("DELETE", Delete()),)), tmp_path / "out")
 
 
 def test_each_method_is_tuned_before_its_first_cell_so_that_a_stop_leaves_whole_methods(
@@ -374,8 +381,8 @@ def test_each_method_is_tuned_before_its_first_cell_so_that_a_stop_leaves_whole_
         return real(case, name, method)
 
     monkeypatch.setattr(running.Case, "cell", noted)
-    look = running.look
-    monkeypatch.setattr(running, "look", lambda *given: looks.append(1) or look(*given))
+    look = running.predict_scored
+    monkeypatch.setattr(running, "predict_scored", lambda *given: looks.append(1) or look(*given))
     with pytest.raises(KeyboardInterrupt):
         run_bench(bench, tmp_path / "out", lambda _line: None)
     of_one = ["class 5", "class 5", "class 3"]
@@ -383,14 +390,12 @@ def test_each_method_is_tuned_before_its_first_cell_so_that_a_stop_leaves_whole_
     assert len(looks) == 2 * 2  # original and reference, once a request, though the two take turns
 
 
-def test_what_a_process_does_once_is_done_before_anything_is_timed(
-    digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warm_up_runs_before_anything_is_timed(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_of(digits, quick(Delete()))
     compiled: list[int] = []
     monkeypatch.setattr(torch, "compile", lambda module: compiled.append(1) or module)
-    work = running._Work(
-        replace(bench, training=replace(TRAINING, compile=True)), Records(tmp_path, {}), {}, print, None
+    work = running._BenchRun(
+        replace(bench, training=replace(TRAINING, compile=True)), ResultsFolder(tmp_path, {}), {}, print, None
     )  # type: ignore[arg-type]
     fitted: list[tuple[int, bool | None]] = []
     fit = running.fit
@@ -399,26 +404,26 @@ def test_what_a_process_does_once_is_done_before_anything_is_timed(
         fitted.append((training.epochs * len(images), training.compile))
         return fit(model, images, training, **named)
 
-    looked: list[int] = []
-    collect = running.predict_batches
+    evaluated: list[int] = []
+    predict_batches = running.predict_batches
 
-    def seen(*given: Any) -> Any:
-        looked.append(len(fitted))
-        return collect(*given)
+    def noted_batches(*given: Any) -> Any:
+        evaluated.append(len(fitted))
+        return predict_batches(*given)
 
     monkeypatch.setattr(running, "fit", noted)
-    monkeypatch.setattr(running, "predict_batches", seen)
+    monkeypatch.setattr(running, "predict_batches", noted_batches)
     work.warm_up()
     assert fitted == [(64, False), (64, True)]  # one step each
-    assert looked == [0]  # a look comes first: it sets what compiled networks depend on
+    assert evaluated == [0]  # evaluation comes first: it sets what compiled networks depend on
     fitted.clear()
     work.warm_up(trains=False)  # all originals and references are there
     assert fitted == [(64, False)]
     assert compiled == [1]
-    assert not bench.compiles  # on a CPU nobody does unasked
+    assert not bench.compiles  # never by default on a CPU
 
 
-def test_what_training_begins_with_is_made_once_a_seed_and_stays_as_it_is(digits: Data, tmp_path: Path) -> None:
+def test_the_start_of_training_is_made_once_a_seed_and_not_changed(digits: Data, tmp_path: Path) -> None:
     made: list[famr.Classifier] = []
 
     def noted(seed: int) -> famr.Classifier:
@@ -429,16 +434,16 @@ def test_what_training_begins_with_is_made_once_a_seed_and_stays_as_it_is(digits
     first = run_bench(bench, tmp_path / "out", lambda _line: None)
     fresh = [start(seed).digest() for seed in (4, 5)]
     assert [each.digest() for each in made] == fresh  # an original and a reference were trained from each
-    run_bench(replace(bench, contenders=(quick(FineTune()),)), tmp_path / "out", lambda _line: None)
+    run_bench(replace(bench, methods=(quick(FineTune()),)), tmp_path / "out", lambda _line: None)
     assert [each.digest() for each in made] == fresh * 2  # originals were read, and not into these
     assert len(first["cells"]) == 2
 
 
-def test_on_a_gpu_every_method_has_run_in_this_process_before_it_is_timed(digits: Data, tmp_path: Path) -> None:
+def test_on_a_gpu_every_method_runs_once_before_it_is_timed(digits: Data, tmp_path: Path) -> None:
     tuning = (request_task(famr.Request(classes=["5"])),)
-    bench = bench_of(digits, Contender("FAMR", Ours()), quick(Delete()), tuning=tuning, trials=2, seeds=(0, 1))
+    bench = bench_of(digits, BenchMethod("FAMR", FamrMethod()), quick(Delete()), tuning=tuning, trials=2, seeds=(0, 1))
 
-    def runs(some: Bench, records: Records, device: str = "cuda") -> list[tuple[str, str]]:
+    def runs(some: Bench, records: ResultsFolder, device: str = "cuda") -> list[tuple[str, str]]:
         ran: list[tuple[str, str]] = []
 
         @dataclass
@@ -450,23 +455,23 @@ def test_on_a_gpu_every_method_has_run_in_this_process_before_it_is_timed(digits
                 failed = {"kind": "Noted", "what": "nothing was done"}
                 return {"method": name, "task": self.task.label, "seed": 0, "error": failed}
 
-        work: Any = running._Work(some, records, {}, lambda _line: None, None)  # type: ignore[arg-type]
+        work: Any = running._BenchRun(some, records, {}, lambda _line: None, None)  # type: ignore[arg-type]
         work.device, work.case = torch.device(device), lambda task, _seed: Noted(task)
         for key in some.cells():
-            work.scored(work._wanted(key))
+            work.run_cell(work.planned(key))
         return ran
 
     ours, delete = ("FAMR", "class 3"), ("DELETE", "class 3")
     warm, tuned = ("FAMR", "class 5"), ("DELETE", "class 5")
-    kept = Records(tmp_path / "a", {})
+    kept = ResultsFolder(tmp_path / "a", {})
     assert runs(bench, kept) == [warm, ours, tuned, tuned, delete, ours, delete]
-    assert runs(bench, kept) == [warm, ours, tuned, delete, ours, delete]  # another process: it was tuned before
-    assert runs(bench, Records(tmp_path / "b", {}), "cpu") == [ours, tuned, tuned, delete, ours, delete]
+    assert runs(bench, kept) == [warm, ours, tuned, delete, ours, delete]  # another process: tuned before
+    assert runs(bench, ResultsFolder(tmp_path / "b", {}), "cpu") == [ours, tuned, tuned, delete, ours, delete]
     for untuned in (replace(bench, trials=1), replace(bench, tuning=())):
-        assert runs(untuned, Records(tmp_path / "c", {})) == [ours, delete, ours, delete]
+        assert runs(untuned, ResultsFolder(tmp_path / "c", {})) == [ours, delete, ours, delete]
 
 
-def test_who_is_quickest_is_also_told_of_those_that_keep_the_rest() -> None:
+def test_the_quickest_method_is_also_named_among_those_that_keep_accuracy() -> None:
     def cell(method: str, seed: int, seconds: float, kept: float, forgotten: float = 0.0) -> dict[str, Any]:
         truth = {"forget_accuracy": 0.0, "retain_accuracy": 0.9}
         return {
@@ -484,21 +489,23 @@ def test_who_is_quickest_is_also_told_of_those_that_keep_the_rest() -> None:
     whole = [cell("whole", seed, 0.5 + more, 0.89) for seed, more in three]
     slow = [cell("slow", seed, 5.0 + more, 0.881) for seed, more in three]
     remembers = [cell("none", seed, 0.01, 0.9, 1.0) for seed, _ in three]
-    told = first([*quick_but_empty, *whole, *slow, *remembers])
-    assert "seconds among methods that forget: ascent" in told
-    assert "among methods that forget and lose at most 2 points of Ret-Acc: whole (0.51 s); all others" in told
-    assert "of Ret-Acc: whole (0.51 s), the only one." in first([*quick_but_empty, *whole, *remembers])
-    assert "lose at most" not in first([*whole, *slow, *remembers])  # all who forget keep the rest
-    assert "lose at most" not in first([*quick_but_empty, *remembers])
+    text = ranking_summary([*quick_but_empty, *whole, *slow, *remembers])
+    assert "seconds among methods that forget: ascent" in text
+    assert "among methods that forget and lose at most 2 points of Ret-Acc: whole (0.51 s); all others" in text
+    assert "of Ret-Acc: whole (0.51 s), the only one." in ranking_summary([*quick_but_empty, *whole, *remembers])
+    assert "lose at most" not in ranking_summary(
+        [*whole, *slow, *remembers]
+    )  # every method that forgets keeps accuracy
+    assert "lose at most" not in ranking_summary([*quick_but_empty, *remembers])
     unsteady = [cell("unsteady", seed, 0.5, 0.2 if seed else 0.89) for seed, _ in three]
     near = [cell("near", seed, 0.5, 0.889 + (-more if seed < 2 else more)) for seed, more in three]
-    told = first([*unsteady, *whole, *near])  # how far apart those are that three cells cannot tell apart
-    assert "Smallest Avg. Gap: near (10.77 %); not significantly worse: whole (11.00 %), unsteady (57.00 %)." in told
+    text = ranking_summary([*unsteady, *whole, *near])  # three cells cannot separate methods that are far apart
+    assert "Smallest Avg. Gap: near (10.77 %); not significantly worse: whole (11.00 %), unsteady (57.00 %)." in text
 
 
 def test_epochs_over_retained_images_can_be_limited_for_all_methods_alike(digits: Data, tmp_path: Path) -> None:
-    ten = stepping(FineTune(), epochs=10, batch_size=256)
-    few = (Contender("fine-tune", ten), Contender("DELETE", stepping(Delete(), epochs=3, batch_size=64)))
+    ten = FineTune().with_numbers(epochs=10, batch_size=256)
+    few = (BenchMethod("fine-tune", ten), BenchMethod("DELETE", Delete().with_numbers(epochs=3, batch_size=64)))
     content = run_bench(bench_of(digits, *few, most_epochs=1), tmp_path / "out", lambda _line: None)
     epochs = {cell["method"]: cell["numbers"]["steps"]["epochs"] for cell in content["cells"]}
     assert epochs == {"fine-tune": 1, "DELETE": 3}  # which sees no retained images
@@ -508,7 +515,7 @@ def test_epochs_over_retained_images_can_be_limited_for_all_methods_alike(digits
         bench_of(digits, *few, most_epochs=0)
 
 
-def test_without_retrained_models_what_they_would_say_is_not_available(digits: Data, tmp_path: Path) -> None:
+def test_without_retrained_models_their_figures_are_not_available(digits: Data, tmp_path: Path) -> None:
     bench = bench_of(digits, quick(Delete()), retrained=False)
     lines: list[str] = []
     content = run_bench(bench, tmp_path / "out", lines.append)
@@ -526,10 +533,10 @@ def test_without_retrained_models_what_they_would_say_is_not_available(digits: D
             digits, quick(Delete()), retrained=False, trials=2, tuning=(request_task(famr.Request(classes=["5"])),)
         )
     with pytest.raises(RequestError, match="no models are retrained"):
-        run_bench(bench_of(digits, Contender("retrain", Retrain()), retrained=False, seeds=(0, 1)), tmp_path / "no")
+        run_bench(bench_of(digits, BenchMethod("retrain", Retrain()), retrained=False, seeds=(0, 1)), tmp_path / "no")
 
 
-def test_a_seed_that_was_just_begun_does_not_unrank_the_others(ran: Ran) -> None:
+def test_a_seed_that_has_just_begun_does_not_unrank_methods(ran: Ran) -> None:
     cells = [cell for cell in cells_of(ran.content, kind="class") if cell["method"] != HOSTILE]
     gap = next(column for column in COLUMNS if column.title == "Avg. Gap %")
 
@@ -538,28 +545,28 @@ def test_a_seed_that_was_just_begun_does_not_unrank_the_others(ran: Ran) -> None
         left = {name: cells[0][name] for name in ("task", "kind")}
         return [left | {"method": c["method"], "seed": 1, "missing": True} if c in gone else c for c in cells]
 
-    of_all = ranked(cells, gap)
+    of_all = column_marks(cells, gap)
     assert list(of_all.values()) == [BEST]
-    begun = ranked(without("fine-tune", "DELETE", "retrain"), gap)
-    assert begun == ranked([cell for cell in cells if cell["seed"] == 0], gap)
-    late = ranked(without("DELETE"), gap)
-    assert late == ranked([cell for cell in cells if cell["method"] != "DELETE"], gap)
-    assert ranked(without(*of_all), gap).keys() != of_all.keys()  # the best has no second cell
+    begun = column_marks(without("fine-tune", "DELETE", "retrain"), gap)
+    assert begun == column_marks([cell for cell in cells if cell["seed"] == 0], gap)
+    late = column_marks(without("DELETE"), gap)
+    assert late == column_marks([cell for cell in cells if cell["method"] != "DELETE"], gap)
+    assert column_marks(without(*of_all), gap).keys() != of_all.keys()  # the best has no second cell
 
 
-def test_a_pair_that_cannot_be_served_is_refused_before_anything_runs(
+def test_a_method_that_cannot_serve_a_request_is_refused_before_anything_runs(
     digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "fit", pytest.fail)
     original = start(0)
     tasks = (request_task(famr.Request(classes=["3"])), samples_task(digits, 0.1))
-    for contender, reason, changes in (
+    for method, reason, changes in (
         (quick(BoundaryShrink()), "boundary shrink cannot serve 10 % of the samples", {"tasks": tasks}),
-        (Contender("retrain", Retrain()), "this very model", {}),
-        (Contender("SISA", SisaRemoval()), "trained in shards", {"original": original}),
+        (BenchMethod("retrain", Retrain()), "this very model", {}),
+        (BenchMethod("SISA", SisaRemoval()), "trained in shards", {"original": original}),
     ):
         with pytest.raises(RequestError, match=reason):
-            run_bench(bench_of(digits, quick(FineTune()), contender, **changes), tmp_path / "out")
+            run_bench(bench_of(digits, quick(FineTune()), method, **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     for name, value in (("precision", "half"), ("seeds", ()), ("seeds", (0, 0)), ("trials", 0), ("tasks", ())):
         with pytest.raises(RequestError, match=f"`{name}` must be"):
@@ -568,25 +575,25 @@ def test_a_pair_that_cannot_be_served_is_refused_before_anything_runs(
         bench_of(digits, quick(FineTune()), original=original, seeds=(0, 1))
 
 
-def test_records_refuse_what_is_not_theirs(tmp_path: Path) -> None:
+def test_results_folder_refuses_other_content(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/COMPLETE.json").write_text("{}", encoding="utf-8")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/precious.txt").write_text("keep", encoding="utf-8")
     with pytest.raises(RequestError, match="something else"):
-        Records(tmp_path / "other", {})
+        ResultsFolder(tmp_path / "other", {})
     with pytest.raises(RequestError, match="inside a finished run"):
-        Records(tmp_path / "run/bench", {})
-    records = Records(tmp_path / "bench", {})
+        ResultsFolder(tmp_path / "run/bench", {})
+    records = ResultsFolder(tmp_path / "bench", {})
     records.plan({}, {}, [], {})
-    records.write()
-    records.keep("cells", Key("a", "b", 0), {"x": 1})
+    records.save_plan()
+    records.save_cell("cells", CellKey("a", "b", 0), {"x": 1})
     next((tmp_path / "bench/cells").iterdir()).write_text("{", encoding="utf-8")
     with pytest.raises(FamrError, match="damaged"):
-        records.get("cells", Key("a", "b", 0))
+        records.get("cells", CellKey("a", "b", 0))
 
 
-def test_a_damaged_reference_is_made_again(ran: Ran, tmp_path: Path) -> None:
+def test_a_damaged_reference_is_not_loaded(ran: Ran, tmp_path: Path) -> None:
     file = next((ran.folder / "references").iterdir())
     torn = tmp_path / file.name
     torn.write_bytes(file.read_bytes()[:-100])
@@ -595,7 +602,7 @@ def test_a_damaged_reference_is_made_again(ran: Ran, tmp_path: Path) -> None:
     assert Reference.load(file, {"another": "request"}) is None
 
 
-def test_what_another_bench_trained_is_not_trained_again(
+def test_models_trained_by_another_bench_are_reused(
     ran: Ran, digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for part in ("originals", "references"):
@@ -608,7 +615,7 @@ def test_what_another_bench_trained_is_not_trained_again(
     assert content["cells"][0]["retrained"] == before["retrained"]
 
 
-def test_another_training_of_an_original_is_told(ran: Ran) -> None:
+def test_originals_trained_more_than_once_are_reported(ran: Ran) -> None:
     content = json.loads(json.dumps(ran.content))
     assert "trained more than once" not in as_markdown(results_page(content))
     cells_of(content, method="fine-tune", seed=1)[0]["original_sha256"] = "0" * 64
@@ -618,18 +625,18 @@ def test_another_training_of_an_original_is_told(ran: Ran) -> None:
 # on the command line
 
 
-def test_who_asks_for_all_methods_gets_those_that_can_serve(
+def test_all_methods_means_those_that_can_serve_the_request(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = (quick(Delete()), quick(FineTune()))
-    monkeypatch.setattr(contenders, "every_contender", lambda: both)
+    monkeypatch.setattr(methods, "bench_methods", lambda: both)
     common = ["bench", "methods", "--data", "digits", "--start", VIT, "--from-scratch", "--class", "3"]
     common += [f"--model-arg={name}={value}" for name, value in SMALL_VIT.items()]
     common += ["--samples-share", "0.1", "--trials", 1, "--epochs", 1, "--no-augment", "--device", "cpu"]
     done = run(*common, "--output", tmp_path / "bench")
     assert done.code == 0, done.err
-    told = done.out + done.err
-    assert told.index("not served: DELETE · 10 % of the samples") < told.index("training the original")
+    printed = done.out + done.err
+    assert printed.index("not served: DELETE · 10 % of the samples") < printed.index("training the original")
     content = json.loads((tmp_path / "bench/results.json").read_text(encoding="utf-8"))
     ran = [(cell["method"], cell["task"][:5]) for cell in content["cells"]]
     assert ran == [("DELETE", "class"), ("fine-tune", "class"), ("fine-tune", "10 % ")]
@@ -654,7 +661,7 @@ def test_the_command_runs_a_trained_model(run: Callable[..., Any], digits: Data,
     assert {path.name for path in out.glob("results.*")} == {"results.json", "results.md", "results.html"}
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert content["settings"]["training"]["epochs"] == 1  # as the run's record says
-    assert run("bench", "methods", "--data", "digits", "--class", "3", "--output", out).code == 2  # nobody says --start
+    assert run("bench", "methods", "--data", "digits", "--class", "3", "--output", out).code == 2  # without --start
     assert run(*common, "--methods", "nonsense", "--output", out).code == 2
     fresh = ["bench", "methods", "--data", "digits", "--class", "3", "--methods", "ssd", "--output", tmp_path / "fresh"]
     assert run(*fresh, "--start", "timm:no_such_network", "--from-scratch").code == 2

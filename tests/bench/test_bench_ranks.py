@@ -1,4 +1,4 @@
-"""`famr bench methods` in two processes: the results of one, each cell run once, and an end to go on from."""
+"""`famr bench methods` in two processes: the results of one process, each cell run once, resumed after a stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from famr.baselines import Delete
 from famr.bench import running
-from famr.bench.spreading import Sign, _last_moved, spread
+from famr.bench.spreading import RankState, divide_work, last_progress
 from famr.engine.distributed import ALONE
 from famr.errors import StorageError
 from rank_worlds import by_itself, command, world
@@ -37,8 +37,8 @@ def bench(output: Path, *more: object) -> list[str]:
     return [str(word) for word in (*given, *start, *training, *sizes, *more)]
 
 
-def found(folder: Path) -> dict[str, Any]:
-    """What results.json says, without the clock and the number of processes."""
+def results_of(folder: Path) -> dict[str, Any]:
+    """results.json without times and the number of processes."""
     content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     content["environment"].pop("processes", None)
     timeless: dict[str, Any] = without_costs(content)
@@ -51,13 +51,13 @@ def without_costs(value: Any) -> Any:
     return [without_costs(inner) for inner in value] if isinstance(value, list) else value
 
 
-# What a rank does
+# A rank
 
 
 def working(rank: int, folder: Path, happens: str, arguments: list[str]) -> None:
-    """The command; each leaves word of the cells that it scores, and rank 0 begins when rank 1 has one.
+    """The command; each rank logs the cells that it scores, and rank 0 begins when rank 1 has one.
 
-    In its first cell rank 1 is killed, or falls asleep; or no reference can be written, or all of DELETE fails.
+    In its first cell rank 1 is killed or sleeps; or no reference can be written, or every cell of DELETE fails.
     """
     real, save = running.Case.cell, running.Reference.save
 
@@ -89,60 +89,60 @@ def working(rank: int, folder: Path, happens: str, arguments: list[str]) -> None
     command(rank, arguments)
 
 
-# What comes of it
+# Results
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bench-ranks")
 
 
 @pytest.fixture(scope="module")
-def one(place: Path) -> Path:
-    """What one process finds."""
-    done = by_itself(place, bench(place / "one", "--json"))
+def one(root: Path) -> Path:
+    """The folder of one process."""
+    done = by_itself(root, bench(root / "one", "--json"))
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert (report["cells"], report["failed"]) == (CELLS, 0)
-    assert found(place / "one")["tuning"]
-    return place / "one"
+    assert results_of(root / "one")["tuning"]
+    return root / "one"
 
 
-def test_torchrun_gives_the_results_of_one_process(place: Path, one: Path) -> None:
+def test_torchrun_gives_the_results_of_one_process(root: Path, one: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "--"]
-    words = [*launcher, "famr", *bench(place / "two", "--processes", 2, "--json")]
+    words = [*launcher, "famr", *bench(root / "two", "--processes", 2, "--json")]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(f"0 of {CELLS} cells are there") == 1
     report = json.loads(done.stdout)
     assert (report["cells"], report["failed"]) == (CELLS, 0)
-    assert found(place / "two") == found(one)
-    content = json.loads((place / "two/results.json").read_text(encoding="utf-8"))
+    assert results_of(root / "two") == results_of(one)
+    content = json.loads((root / "two/results.json").read_text(encoding="utf-8"))
     assert content["environment"]["processes"] == 2
-    assert files(place / "two") == files(one)
+    assert files(root / "two") == files(one)
 
 
 def files(folder: Path) -> list[Path]:
     return sorted(path.relative_to(folder) for path in folder.rglob("*"))
 
 
-def test_each_cell_is_run_once_and_a_failed_one_is_told(place: Path, one: Path) -> None:
-    log = place / "broken"
-    ended = world(log, working, log, "broken", bench(place / "shared"))
+def test_each_cell_is_run_once_and_a_failed_one_is_reported(root: Path, one: Path) -> None:
+    log = root / "broken"
+    ended = world(log, working, log, "broken", bench(root / "shared"))
     assert [each.code for each in ended] == [0, 0], ended
-    assert ended[1].out == ended[1].err == ""  # only the first speaks
+    assert ended[1].out == ended[1].err == ""  # only the first prints
     shares = [(log / f"{WORKED}.{rank}").read_text(encoding="utf-8").splitlines() for rank in range(2)]
     assert all(shares)
     assert sorted(shares[0] + shares[1]) == [f"{name}, {seed}" for name in ("DELETE", "SISA", "SSD") for seed in (0, 1)]
-    for cell, expected in zip(found(place / "shared")["cells"], found(one)["cells"], strict=True):
+    for cell, expected in zip(results_of(root / "shared")["cells"], results_of(one)["cells"], strict=True):
         if cell["method"] == "DELETE":
             assert cell["error"] == {"kind": "ValueError", "what": "It is broken.", "where": None}
         else:
             assert cell == expected
 
 
-def test_a_killed_process_ends_the_other_and_any_number_goes_on(place: Path, one: Path) -> None:
-    log, folder = place / "killed", place / "stopped"
+def test_a_killed_process_ends_the_other_and_any_number_of_processes_resumes(root: Path, one: Path) -> None:
+    log, folder = root / "killed", root / "stopped"
     ended = world(log, working, log, "killed", bench(folder))
     assert [each.code for each in ended] == [5, -9], ended
     assert "Another process of this run ended" in ended[0].err
@@ -151,55 +151,52 @@ def test_a_killed_process_ends_the_other_and_any_number_goes_on(place: Path, one
     left = CELLS - len(list(folder.glob("cells/*")))
     assert f"{left} not run yet" in (folder / "results.md").read_text(encoding="utf-8")
     assert not list(folder.rglob(".*"))
-    done = by_itself(log, bench(folder))  # two began, one goes on
+    done = by_itself(log, bench(folder))  # two began, one resumes
     assert done.code == 0, done.err
     assert f"{left} to run" in done.err
     assert kept.items() <= {file: file.stat().st_mtime_ns for file in folder.glob("*/*")}.items()
-    assert found(folder) == found(one)
-    next(folder.glob("cells/*")).unlink()  # one began, two go on
+    assert results_of(folder) == results_of(one)
+    next(folder.glob("cells/*")).unlink()  # one began, two resume
     ended = world(log, command, bench(folder))
     assert [each.code for each in ended] == [0, 0], ended
     assert "1 to run" in ended[0].err
-    assert found(folder) == found(one)
+    assert results_of(folder) == results_of(one)
     assert files(folder) == files(one)
 
 
-def test_a_process_that_stands_still_is_not_waited_for_without_end(place: Path) -> None:
-    log = place / "asleep"
-    ended = world(log, working, log, "asleep", bench(place / "slow"), stopped=1)
+def test_a_process_without_progress_ends_the_run_after_the_timeout(root: Path) -> None:
+    log = root / "asleep"
+    ended = world(log, working, log, "asleep", bench(root / "slow"), stopped=1)
     assert ended[0].code == 5
-    assert "has stood still for 2 seconds" in ended[0].err
+    assert "made no progress for 2 seconds" in ended[0].err
     assert "where: rank 1" in ended[0].err
 
 
-def test_what_no_cell_can_do_without_fails_for_all(place: Path) -> None:
-    log = place / "unwritten"
-    ended = world(log, working, log, "unwritten", bench(place / "full"))
+def test_an_error_that_concerns_all_cells_ends_all_processes(root: Path) -> None:
+    log = root / "unwritten"
+    ended = world(log, working, log, "unwritten", bench(root / "full"))
     assert [each.code for each in ended] == [6, 6], ended
     assert all("The disk is full." in each.err for each in ended)
 
 
-def test_another_number_of_processes_or_other_settings_are_refused(place: Path) -> None:
-    never = place / "never"
-    ended = world(place / "log", command, bench(never, "--processes", 3))
+def test_another_number_of_processes_or_other_settings_are_refused(root: Path) -> None:
+    never = root / "never"
+    ended = world(root / "log", command, bench(never, "--processes", 3))
     assert [each.code for each in ended] == [2, 2]
     assert all("3 processes were asked for, and 2 started" in each.err for each in ended)
-    ended = world(place / "log", command, bench(never), bench(never, "--trials", 3))
+    ended = world(root / "log", command, bench(never), bench(never, "--trials", 3))
     assert [each.code for each in ended] == [3, 3]
     assert all("do not see the same: the bench" in each.err for each in ended)
-    ended = world(place / "log", command, ["bench", "speed", "--output", f"{never}.json"])
-    assert [each.code for each in ended] == [2, 2]
-    assert all("`famr bench speed` runs in one process" in each.err for each in ended)
-    assert not list(place.glob("never*"))
+    assert not list(root.glob("never*"))
 
 
 def test_one_process_takes_every_piece_in_order() -> None:
-    with spread(ALONE) as work:
+    with divide_work(ALONE) as work:
         assert list(work.divided("abc")) == ["a", "b", "c"]
 
 
-def test_only_who_has_work_and_does_none_stands_still() -> None:
+def test_a_rank_stalls_only_if_it_has_work_and_uses_no_cpu() -> None:
     before = (3.0, 0.0)
-    assert _last_moved(Sign(worked=3.0), before) == before
-    assert _last_moved(Sign(worked=3.0, waits=True), before)[1] > 0
-    assert _last_moved(Sign(worked=3.1), before)[1] > 0
+    assert last_progress(RankState(cpu_seconds=3.0), before) == before
+    assert last_progress(RankState(cpu_seconds=3.0, waits=True), before)[1] > 0
+    assert last_progress(RankState(cpu_seconds=3.1), before)[1] > 0

@@ -420,7 +420,7 @@ def test_the_command_writes_and_checks_a_certificate_and_detects_forgery(
 def test_a_forged_certificate_fails_the_gate_under_a_new_seal(
     certified: tuple[famr.Unlearned, Certificate], tmp_path: Path
 ) -> None:
-    from famr.cli.certifying import require_same
+    from famr.cli.certify import require_same
 
     _, certificate = certified
     forged = replace(certificate, claims=(replace(certificate.claims[0], value=0.0), *certificate.claims[1:]))

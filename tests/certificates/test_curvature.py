@@ -160,9 +160,9 @@ def spectrum_of(matrix: Tensor, steps: int) -> Spectrum:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_extreme_eigenvalues_are_those_of_scipy_and_of_the_dense_matrix(dtype: torch.dtype) -> None:
-    matrix = positive(200) - torch.eye(200, dtype=torch.float64)
+    matrix = positive(200) - 0.05 * torch.ones(200, 200, dtype=torch.float64)  # one eigenvalue far below 0
     values = torch.linalg.eigvalsh(matrix)
-    spectrum = spectrum_of(matrix.to(dtype), steps=150)
+    spectrum = spectrum_of(matrix.to(dtype), steps=60)
     assert not spectrum.exact
     for expected in ((values[0], values[-1]), eigsh(matrix.numpy(), k=2, which="BE", return_eigenvectors=False)):
         assert (spectrum.smallest, spectrum.largest) == pytest.approx(tuple(map(float, expected)), abs=1e-5)

@@ -22,7 +22,7 @@ HERE = ("--device", "cpu")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a project in it, with everything planted that nobody may find elsewhere."""
+    """A home folder with a project, and secrets in the environment that must appear nowhere else."""
     home = tmp_path / f"home-of-{USER}"
     (home / "project").mkdir(parents=True)
     for name, value in {
@@ -38,16 +38,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_nothing_that_a_run_leaves_or_says_tells_where_or_by_whom(
+def test_no_file_or_output_holds_a_secret_a_path_or_a_user_name(
     home: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
-    """Training, forgetting, evidence, and a request at the desk; named by relative paths, as people do."""
-    said: dict[str, str] = {}
+    """Training, forgetting, evidence and a deletion request, with relative paths."""
+    printed: dict[str, str] = {}
 
     def call(*words: object, code: int = 0) -> None:
         done = run(*words)
         assert done.code == code, done.err
-        said[" ".join(map(str, words[:2]))] = done.out + done.err
+        printed[" ".join(map(str, words[:2]))] = done.out + done.err
 
     training = ("--from-scratch", "--epochs", 8, "--batch-size", 64, "--learning-rate", "3e-3")
     call("train", *NETWORK, *training, "--data", "digits", "--output-dir", "runs/original", *HERE)
@@ -57,32 +57,47 @@ def test_nothing_that_a_run_leaves_or_says_tells_where_or_by_whom(
     call("request", "run", "R-0001", "--method", "method.json", *HERE)
     call("request", "list", "--json")
     call("request", "show", "R-0001", "--json")
-    made = "desk/runs/run-0001"
-    call("evaluate", made, *HERE)
-    call("certify", made, "--lanczos-steps", 2, "--retained-images", 20, *HERE)
-    done = run("audit", made, "--quick", *HERE)
+    run_folder = "desk/runs/run-0001"
+    call("evaluate", run_folder, *HERE)
+    call("certify", run_folder, "--lanczos-steps", 2, "--retained-images", 20, *HERE)
+    done = run("audit", run_folder, "--quick", *HERE)
     assert done.code in (0, 7), done.err
-    said["audit"] = done.out + done.err
-    call("report", made)
-    call("export", made, "--format", "torch-export", "--output-dir", "exported")
+    printed["audit"] = done.out + done.err
+    call("report", run_folder)
+    call("export", run_folder, "--format", "torch-export", "--output-dir", "exported")
     call("keygen", "keys/key", "--encrypt")
-    call("sign", made, "--key", "keys/key", "--ledger", "ledger.jsonl")
-    call("verify", made, "--key", "keys/key.pub", "--ledger", "ledger.jsonl", "--json")
-    call("forget", "--model", made, "--data", "digits", "--class", "9", "--output-dir", "no", *HERE, "--nope", code=2)
+    call("sign", run_folder, "--key", "keys/key", "--ledger", "ledger.jsonl")
+    call("verify", run_folder, "--key", "keys/key.pub", "--ledger", "ledger.jsonl", "--json")
+    call(
+        "forget",
+        "--model",
+        run_folder,
+        "--data",
+        "digits",
+        "--class",
+        "9",
+        "--output-dir",
+        "no",
+        *HERE,
+        "--nope",
+        code=2,
+    )
     call("forget", "--model", "nowhere", "--data", "digits", "--class", "9", "--output-dir", "no", *HERE, code=4)
 
-    places = ("runs", "desk/runs", "exported", "ledger.jsonl", "ledger.jsonl.head")
-    files = [file for place in places for file in (Path(place), *Path(place).rglob("*")) if file.is_file()]
+    outputs = ("runs", "desk/runs", "exported", "ledger.jsonl", "ledger.jsonl.head")
+    files = [file for output in outputs for file in (Path(output), *Path(output).rglob("*")) if file.is_file()]
     assert {"model.safetensors", "audit.json", "certificate.json", "report.html", "requests.json", "metrics.json"} <= {
         file.name for file in files
     }
     secrets = [TOKEN, USER, PASSPHRASE, str(tmp_path), str(home), sys.prefix, str(Path(cli.__file__).parents[2])]
     secrets += [name for name in {platform.node()} if len(name) > 3]
-    told = {str(file): file.read_bytes() for file in files} | {name: text.encode() for name, text in said.items()}
-    found = {
-        (place, secret): content[max(0, at - 60) : at + 80]
-        for place, content in told.items()
+    contents = {str(file): file.read_bytes() for file in files} | {
+        name: text.encode() for name, text in printed.items()
+    }
+    leaks = {
+        (name, secret): content[max(0, at - 60) : at + 80]
+        for name, content in contents.items()
         for secret in secrets
         if (at := content.find(secret.encode())) >= 0
     }
-    assert not found
+    assert not leaks

@@ -29,7 +29,7 @@ def in_memory(labels: tuple[str, ...], targets: list[int]) -> Data:
 
 
 @pytest.mark.parametrize("spec", ["", "cifar10", "digits:8", "folder:", "parquet", "hf:", "torchvision", "Folder:x"])
-def test_an_unknown_kind_of_data_is_shown_beside_the_known_ones(spec):
+def test_an_unknown_kind_of_data_is_refused_with_the_known_ones(spec):
     with pytest.raises(RequestError) as caught:
         open_data(spec)
     assert caught.value.exit_code == 2
@@ -44,7 +44,7 @@ def test_a_path_may_hold_colons(tmp_path):
     assert open_data(spec, whole=True).train.ids == ["cat/0.png"]
 
 
-def test_data_remembers_the_words_that_opened_it(tmp_path):
+def test_data_has_the_spec_that_opened_it(tmp_path):
     spec = write_classes(tmp_path, cat=5)
     assert open_data(spec).spec == spec
     assert open_data("digits").spec == "digits"
@@ -59,7 +59,7 @@ def test_a_fifth_of_every_class_is_held_out_for_testing(tmp_path):
     assert len(data.train) + len(data.test) == 38
 
 
-def test_training_and_test_images_share_none_and_miss_none(tmp_path):
+def test_training_and_test_images_are_disjoint_and_complete(tmp_path):
     spec = write_classes(tmp_path, ant=10, bee=7)
     data, whole = open_data(spec), open_data(spec, whole=True)
     assert data.test is not None
@@ -89,7 +89,7 @@ def test_other_seeds_hold_out_other_images(tmp_path):
     assert len(held_out) == 5
 
 
-def test_splitting_leaves_the_global_random_state_alone(tmp_path):
+def test_splitting_does_not_change_the_global_random_state(tmp_path):
     spec = write_classes(tmp_path, ant=20)
     before = torch.get_rng_state()
     open_data(spec, split_seed=3)
@@ -103,7 +103,7 @@ def test_a_class_of_one_image_keeps_it_for_training_and_a_class_of_two_gives_one
     assert data.test.targets.tolist() == [1]
 
 
-def test_images_without_labels_are_split_too(tmp_path):
+def test_images_without_labels_are_split(tmp_path):
     for index in range(10):
         Image.new("L", (2, 2)).save(tmp_path / f"{index}.png")
     data = open_data(f"folder:{tmp_path}")
@@ -112,7 +112,7 @@ def test_images_without_labels_are_split_too(tmp_path):
     assert data.test.targets.tolist() == [UNLABELLED, UNLABELLED]
 
 
-def test_data_with_test_images_of_its_own_is_not_split(tmp_path):
+def test_data_with_test_images_is_not_split(tmp_path):
     write_classes(tmp_path / "train", ant=10, bee=10)
     write_classes(tmp_path / "test", ant=1, bee=1)
     for whole in (False, True):
@@ -141,13 +141,13 @@ def test_classes_are_matched_by_name_to_another_order():
     assert data.train.targets.tolist() == [0, 1, 2, 1, UNLABELLED]
 
 
-def test_classes_are_matched_without_test_images_too(tmp_path):
+def test_classes_are_matched_without_test_images(tmp_path):
     data = open_data(write_classes(tmp_path, ant=1, bee=1), whole=True).with_labels(["bee", "ant"])
     assert data.test is None
     assert data.train.targets.tolist() == [1, 0]
 
 
-def test_classes_that_the_other_order_lacks_are_named():
+def test_classes_missing_in_the_other_list_are_named():
     data = in_memory(("cat", "dog", "owl"), [0, 1, 2])
     with pytest.raises(DataError) as caught:
         data.with_labels(["dog", "fox"])
@@ -158,7 +158,7 @@ def test_classes_that_the_other_order_lacks_are_named():
     assert "to do: Use the data the checkpoint was trained on" in str(caught.value)
 
 
-def test_names_that_two_classes_share_cannot_be_matched():
+def test_a_name_shared_by_two_classes_cannot_be_matched():
     data = in_memory(("crane", "crane", "owl"), [0, 1, 2])
     with pytest.raises(DataError) as caught:
         data.with_labels(["owl", "crane", "crane"])

@@ -76,7 +76,7 @@ def test_other_formats_are_decoded_as_pillow_decodes_them(tmp_path, name, option
         )
 
 
-def test_a_grey_image_asked_for_in_colour_has_three_equal_channels(tmp_path):
+def test_a_grey_image_in_colour_has_three_equal_channels(tmp_path):
     grey = noise()[:, :, 0]
     Image.fromarray(grey).save(tmp_path / "grey.png")
     pixels = from_files(tmp_path / "grey.png").pixels(0, 3)
@@ -84,7 +84,7 @@ def test_a_grey_image_asked_for_in_colour_has_three_equal_channels(tmp_path):
         np.testing.assert_array_equal(pixels[channel].numpy(), grey)
 
 
-def test_a_colour_image_asked_for_in_grey_is_weighed_as_itu_601_says(tmp_path):
+def test_a_colour_image_in_grey_has_the_weights_of_itu_601(tmp_path):
     array = noise()
     Image.fromarray(array).save(tmp_path / "colour.png")
     pixels = from_files(tmp_path / "colour.png").pixels(0, 1)
@@ -116,12 +116,12 @@ def test_files_are_closed_after_reading_even_when_they_are_broken(tmp_path):
     (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:60])
     images = from_files(tmp_path / "frames.gif", tmp_path / "cut.png")
     gc.collect()
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         images.pixels(0, 3)
         refused(images, 1)
         gc.collect()
-    assert [str(warning.message) for warning in heard if warning.category is ResourceWarning] == []
+    assert [str(warning.message) for warning in warned if warning.category is ResourceWarning] == []
 
 
 def test_an_unreadable_image_is_named_and_never_skipped(tmp_path):
@@ -141,8 +141,8 @@ def test_a_truncated_image_is_refused(tmp_path):
     assert "truncated" in refused(from_files(tmp_path / "cut.jpg")).what
 
 
-def test_an_image_that_has_gone_is_said_to_be_gone(tmp_path):
-    assert "the file is not there" in refused(from_files(tmp_path / "gone.png")).what
+def test_a_missing_file_is_reported_as_missing(tmp_path):
+    assert "the file is not there" in refused(from_files(tmp_path / "missing.png")).what
 
 
 def test_formats_outside_the_list_are_refused_whatever_the_file_is_called(tmp_path):
@@ -153,7 +153,7 @@ def test_formats_outside_the_list_are_refused_whatever_the_file_is_called(tmp_pa
 
 
 def test_an_image_of_too_many_pixels_is_refused_from_its_header(tmp_path):
-    (tmp_path / "huge.png").write_bytes(png_header(8000, 8000))  # 64 million pixels, none of them in the file
+    (tmp_path / "huge.png").write_bytes(png_header(8000, 8000))  # 64 million pixels according to the header alone
     (tmp_path / "small.png").write_bytes(png_header(8, 8))
     assert (tmp_path / "huge.png").stat().st_size < 200
     error = refused(from_files(tmp_path / "huge.png"))
@@ -161,7 +161,7 @@ def test_an_image_of_too_many_pixels_is_refused_from_its_header(tmp_path):
     assert "pixels are more than" not in refused(from_files(tmp_path / "small.png")).what
 
 
-def test_a_size_that_pillow_calls_a_bomb_is_refused_too(tmp_path):
+def test_a_size_that_pillow_calls_a_decompression_bomb_is_refused(tmp_path):
     (tmp_path / "bomb.png").write_bytes(png_header(60_000, 60_000))
     assert "decompression bomb" in refused(from_files(tmp_path / "bomb.png")).what
 
@@ -182,7 +182,7 @@ def test_images_are_opened_from_bytes_as_from_files(tmp_path):
     np.testing.assert_array_equal(np.array(open_image(buffer.getvalue())), np.array(open_image(tmp_path / "image.png")))
 
 
-def test_nothing_is_decoded_before_it_is_asked_for_and_then_only_once():
+def test_an_image_is_decoded_when_it_is_needed_and_only_once():
     decoded: list[int] = []
     images = in_memory(6, decoded)
     assert (len(images), images.targets.tolist(), images.ids[5]) == (6, [0, 1, 2, 0, 1, 2], "image/5")
@@ -202,7 +202,7 @@ def test_subsets_share_the_pixels_already_decoded():
     assert decoded == [4]
 
 
-def test_grey_and_colour_pixels_of_one_image_are_kept_apart():
+def test_grey_and_colour_pixels_of_one_image_are_cached_separately():
     images = in_memory()
     assert images.pixels(3, 1).shape == (1, 3, 4)
     assert images.pixels(3, 3).shape == (3, 3, 4)
@@ -221,15 +221,15 @@ def test_pixels_that_do_not_fit_the_cache_are_decoded_again():
     assert decoded == [0, 1, 1]
 
 
-def test_pixels_kept_twice_are_counted_once():
+def test_pixels_stored_twice_count_once_in_the_budget():
     pixels = torch.zeros(3, 3, 4, dtype=torch.uint8)
     cache = PixelCache(2 * pixels.nbytes)
     for row in (0, 0, 1, 2):
-        cache.keep(row, 3, pixels)
+        cache.store(row, 3, pixels)
     assert [cache.get(row, 3) is not None for row in range(3)] == [True, True, False]
 
 
-def test_where_keeps_the_order_and_take_makes_its_own():
+def test_where_keeps_the_order_and_take_follows_the_indices():
     images = in_memory()
     mask = torch.tensor([True, False, False, True, True, False])
     assert images.where(mask).ids == ["image/0", "image/3", "image/4"]
@@ -240,7 +240,7 @@ def test_where_keeps_the_order_and_take_makes_its_own():
     assert len(images.where(torch.zeros(6, dtype=torch.bool))) == 0
 
 
-def test_targets_are_mapped_one_by_one_and_unknown_stays_unknown():
+def test_class_indices_are_mapped_and_unlabelled_stays_unlabelled():
     targets = torch.tensor([0, 2, UNLABELLED, 1, 2, UNLABELLED])
     images = Images.from_source(lambda _row: Image.new("L", (1, 1)), [str(row) for row in range(6)], targets)
     mapping = [7, 5, 3]
@@ -249,14 +249,14 @@ def test_targets_are_mapped_one_by_one_and_unknown_stays_unknown():
     assert images.targets.tolist() == targets.tolist()
 
 
-def test_images_are_labelled_only_if_every_one_has_a_class():
+def test_a_set_is_labelled_only_if_every_image_has_a_class():
     targets = torch.tensor([0, UNLABELLED, 1])
     images = Images.from_source(lambda _row: Image.new("L", (1, 1)), ["a", "b", "c"], targets)
     assert not images.labelled
     assert images.where(targets != UNLABELLED).labelled
 
 
-def test_an_unknown_column_shows_the_columns_there_are():
+def test_an_unknown_column_is_refused_with_the_known_ones():
     with pytest.raises(RequestError) as caught:
         in_memory().column("colour")
     assert caught.value.exit_code == 2
@@ -265,17 +265,17 @@ def test_an_unknown_column_shows_the_columns_there_are():
     assert "metadata.csv" in str(caught.value)
 
 
-def test_data_without_columns_says_so():
+def test_an_unknown_column_of_data_without_columns_is_refused():
     images = Images.from_source(lambda _row: Image.new("L", (1, 1)), ["a"], torch.zeros(1).long())
     with pytest.raises(RequestError, match="columns: none"):
         images.column("colour")
 
 
-def test_sixteen_bit_grey_keeps_its_shades_and_float_pixels_are_refused():
+def test_sixteen_bit_grey_is_scaled_and_float_pixels_are_refused():
     ramp = np.linspace(0, 65535, 16 * 16).reshape(16, 16)
-    deep = Image.fromarray(ramp.astype(np.uint16))
+    sixteen_bit = Image.fromarray(ramp.astype(np.uint16))
     images = Images.from_source(
-        lambda row: [deep, Image.fromarray(ramp.astype(np.float32))][row], ["a", "b"], torch.zeros(2).long()
+        lambda row: [sixteen_bit, Image.fromarray(ramp.astype(np.float32))][row], ["a", "b"], torch.zeros(2).long()
     )
     assert (images.pixels(0, 1).numpy()[0] == (ramp.astype(np.uint16) // 257)).all()
     with pytest.raises(DataError, match="no fixed range"):

@@ -10,10 +10,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from famr.data import Images
-from famr.data import loaders as batches
-from famr.data.loaders import image_batches, loader_batches, order, pixel_batches, resident, shelved
+from famr.data import Images, loaders
+from famr.data.loaders import device_pixels, gpu_pixels, image_batches, loader_batches, order, pixel_batches
 from famr.data.transforms import Preprocessing
+from famr.engine.distributed import Ranks
 from famr.errors import DataError, RequestError
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def one_by_one(images: Images, preprocessing: Preprocessing) -> Tensor:
     return torch.stack([preprocessing.fit(images.pixels(row, preprocessing.channels)) for row in range(len(images))])
 
 
-def test_without_a_seed_the_order_is_the_stored_one():
+def test_without_a_seed_the_order_is_the_stored_order():
     assert order(5, None).tolist() == [0, 1, 2, 3, 4]
 
 
@@ -47,7 +47,7 @@ def test_a_seed_draws_one_permutation_and_another_seed_another():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 10, 100])
-def test_a_pass_gives_every_image_once_and_the_rest_in_a_last_small_batch(batch_size):
+def test_a_pass_has_every_image_once_and_the_remainder_in_a_smaller_last_batch(batch_size):
     images = make_images(*[(6, 6)] * 10)
     batches = list(pixel_batches(images, COLOUR, batch_size, CPU, None))
     assert [len(pixels) for pixels, _, _ in batches] == [len(chunk) for chunk in torch.arange(10).split(batch_size)]
@@ -68,7 +68,7 @@ def test_a_seeded_pass_follows_the_order_of_its_seed():
     [[(3, 4)] * 5, [(6, 6)] * 5, [(20, 14)] * 5, [(3, 4), (6, 6), (3, 4), (20, 14), (5, 30)], [(5, 9)] * 5],
     ids=["small", "exact", "large", "mixed", "wide"],
 )
-def test_images_of_any_size_come_as_if_prepared_one_by_one(sizes):
+def test_images_of_any_sizes_are_prepared_as_one_by_one(sizes):
     images = make_images(*sizes)
     ((pixels, _targets, _positions),) = pixel_batches(images, COLOUR, 5, CPU, None)
     assert pixels.dtype == torch.uint8
@@ -94,32 +94,32 @@ def test_passes_can_be_repeated():
 
 
 @pytest.mark.parametrize(("room", "prepared"), [(1 << 20, 2), (0, 4)])
-def test_a_few_images_stay_prepared_from_the_second_pass_on(monkeypatch, room, prepared):
-    images, load, asked = make_images(*[(6, 6)] * 5, (9, 7)), batches._load, []
-    usual = {turn: list(image_batches(images, COLOUR, 4, CPU)(turn)) for turn in (None, 7, 8)}
-    monkeypatch.setattr(batches, "KEPT", room)
-    monkeypatch.setattr(batches, "_load", lambda *given: asked.extend(given[2].tolist()) or load(*given))
-    one_pass = image_batches(images, COLOUR, 4, CPU)
-    for turn in (None, 7, 7, 8):
-        for found, other in zip(one_pass(turn), usual[turn], strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(found, other, strict=True))
-    assert sorted(asked) == sorted([*range(6)] * prepared)
+def test_a_small_set_is_kept_prepared_from_the_second_pass_on(monkeypatch, room, prepared):
+    images, load, loaded = make_images(*[(6, 6)] * 5, (9, 7)), loaders._load, []
+    expected = {seed: list(image_batches(images, COLOUR, 4, CPU)(seed)) for seed in (None, 7, 8)}
+    monkeypatch.setattr(loaders, "PREPARED_BYTES", room)
+    monkeypatch.setattr(loaders, "_load", lambda *args: loaded.extend(args[2].tolist()) or load(*args))
+    passes = image_batches(images, COLOUR, 4, CPU)
+    for seed in (None, 7, 7, 8):
+        for batch, other in zip(passes(seed), expected[seed], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+    assert sorted(loaded) == sorted([*range(6)] * prepared)
 
 
-def test_prepared_images_serve_others_who_go_over_the_same_ones(monkeypatch):
-    images, load, asked = make_images(*[(6, 6)] * 5, (9, 7)), batches._load, []
-    monkeypatch.setattr(batches, "_load", lambda *given: asked.append(len(given[2])) or load(*given))
+def test_prepared_images_are_reused_for_the_same_set_and_preprocessing_only(monkeypatch):
+    images, load, loaded = make_images(*[(6, 6)] * 5, (9, 7)), loaders._load, []
+    monkeypatch.setattr(loaders, "_load", lambda *args: loaded.append(len(args[2])) or load(*args))
     first = image_batches(images, COLOUR, 4, CPU)
-    usual = [list(first(None)), list(first(None))][0]
-    asked.clear()
-    for found, other in zip(image_batches(images, COLOUR, 4, CPU)(None), usual, strict=True):
-        assert torch.equal(found.images, other.images)
-    assert not asked
+    expected = [list(first(None)), list(first(None))][0]
+    loaded.clear()
+    for batch, other in zip(image_batches(images, COLOUR, 4, CPU)(None), expected, strict=True):
+        assert torch.equal(batch.images, other.images)
+    assert not loaded
     darker = Preprocessing((6, 6), (6, 6), (0.1, 0.1, 0.1), (0.2, 0.3, 0.4), "bilinear")
-    for others, way in ((images.take(torch.tensor([1, 0])), COLOUR), (images, darker)):
-        found = torch.cat([batch.images for batch in image_batches(others, way, 4, CPU)(None)])
-        torch.testing.assert_close(found, way.normalise(one_by_one(others, way)))
-    assert sum(asked) == 8
+    for subset, preprocessing in ((images.take(torch.tensor([1, 0])), COLOUR), (images, darker)):
+        prepared = torch.cat([batch.images for batch in image_batches(subset, preprocessing, 4, CPU)(None)])
+        torch.testing.assert_close(prepared, preprocessing.normalise(one_by_one(subset, preprocessing)))
+    assert sum(loaded) == 8
 
 
 def test_grey_models_get_one_channel():
@@ -145,7 +145,7 @@ def test_an_unreadable_image_stops_the_pass_and_is_named():
     assert list(batches) == []
 
 
-def test_a_pass_left_early_leaves_no_threads_behind():
+def test_a_pass_that_is_closed_early_stops_its_threads():
     before = set(threading.enumerate())
     batches = pixel_batches(make_images(*[(6, 6)] * 20), COLOUR, 1, CPU, None)
     next(batches)
@@ -165,7 +165,7 @@ def test_a_loaders_batches_keep_their_images_and_change_their_order_with_the_see
     assert orders[3] == [len(batch.images) for batch in batches(3)]
 
 
-def test_positions_say_where_in_the_set_an_image_stands():
+def test_positions_are_indices_in_the_set():
     images = make_images(*[(6, 6)] * 10)
     for batch in image_batches(images, COLOUR, 4, CPU)(7):
         assert torch.equal(batch.labels, images.targets[batch.positions])
@@ -174,7 +174,7 @@ def test_positions_say_where_in_the_set_an_image_stands():
         assert torch.equal(batch.labels, whole[batch.positions])
 
 
-def test_generator_loader_is_kept_for_every_epoch():
+def test_a_generator_is_read_once_for_all_epochs():
     def generate() -> Iterator[tuple[Tensor, Tensor]]:
         yield from make_batches(3, 1)
 
@@ -183,7 +183,7 @@ def test_generator_loader_is_kept_for_every_epoch():
         assert sorted(len(batch.images) for batch in batches(seed)) == [1, 3]
 
 
-def test_a_shuffling_loader_is_asked_once_so_that_answers_can_be_compared():
+def test_a_shuffling_loader_is_read_once_so_that_passes_agree():
     data = TensorDataset(torch.arange(8.0)[:, None, None, None], torch.arange(8))
     loader = DataLoader(data, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0))
     batches = loader_batches(loader, CPU)
@@ -193,8 +193,8 @@ def test_a_shuffling_loader_is_asked_once_so_that_answers_can_be_compared():
 
 
 def test_batches_may_be_lists_as_torch_loaders_yield_them():
-    (found,) = loader_batches([list(make_batches(2)[0])], CPU)(None)
-    assert found[1].tolist() == [0, 1]
+    (batch,) = loader_batches([list(make_batches(2)[0])], CPU)(None)
+    assert batch.labels.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -218,25 +218,37 @@ def test_an_empty_loader_is_refused(loader):
     assert caught.value.fix
 
 
-def test_an_empty_batch_among_others_does_no_harm():
+def test_an_empty_batch_among_others_is_ignored():
     assert [len(batch.images) for batch in loader_batches(make_batches(2, 0), CPU)(None)] == [2]
 
 
-def test_images_stay_on_disk_where_there_is_no_gpu():
-    assert resident(make_images((6, 6)), COLOUR, CPU) is None
+def test_pixels_are_not_kept_on_a_device_other_than_a_gpu():
+    assert gpu_pixels(make_images((6, 6)), COLOUR, CPU) is None
 
 
-def test_images_of_a_source_are_shelved_once_whichever_subsets_are_asked_for(monkeypatch):
-    images, asked = make_images(*[(6, 6)] * 8), []
+def test_images_of_a_source_are_copied_to_the_device_once_for_all_subsets(monkeypatch):
+    images, decoded = make_images(*[(6, 6)] * 8), []
     real = Images.pixels
-    monkeypatch.setattr(Images, "pixels", lambda self, at, channels: asked.append(at) or real(self, at, channels))
-    for places in ([5, 2], [2, 5, 7], [0, 1, 2, 3, 4, 5, 6, 7]):
-        subset = images.take(torch.tensor(places))
-        found = shelved(subset, COLOUR, CPU, room=1 << 20)
-        assert torch.equal(found, torch.stack([real(images, place, 3) for place in places]))
-    assert len(asked) == 8 + 1  # and once more, to see how large they are
+    monkeypatch.setattr(Images, "pixels", lambda self, row, channels: decoded.append(row) or real(self, row, channels))
+    for indices in ([5, 2], [2, 5, 7], [0, 1, 2, 3, 4, 5, 6, 7]):
+        pixels = device_pixels(images.take(torch.tensor(indices)), COLOUR, CPU, room=1 << 20)
+        assert torch.equal(pixels, torch.stack([real(images, index, 3) for index in indices]))
+    assert len(decoded) == 8 + 1  # one image is decoded twice, the first time for its size
+
+
+@pytest.mark.parametrize("ranks", [Ranks(), Ranks(0, 3), Ranks(2, 3)])
+def test_batches_of_pixels_on_a_device_agree_with_those_decoded_in_each_pass(monkeypatch, ranks):
+    images = make_images(*[(5, 4)] * 10)
+    expected = {seed: list(image_batches(images, COLOUR, 4, CPU, ranks)(seed)) for seed in (None, 7)}
+    monkeypatch.setattr(loaders, "gpu_pixels", lambda *args: device_pixels(*args, room=1 << 20))
+    monkeypatch.setattr(loaders, "PREPARED_BYTES", 0)
+    passes = image_batches(images, COLOUR, 4, CPU, ranks)
+    for seed in (None, 7, 7):
+        for batch, other in zip(passes(seed), expected[seed], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+            assert len(batch.images) == -(-len(batch.labels) // ranks.size)
 
 
 @pytest.mark.parametrize(("sizes", "room"), [([(6, 6), (5, 6)], 1 << 20), ([(900, 900)] * 2, 1 << 30), ([(6, 6)], 10)])
-def test_images_of_several_sizes_large_ones_and_too_many_are_not_shelved(sizes, room):
-    assert shelved(make_images(*sizes), COLOUR, CPU, room) is None
+def test_large_images_several_sizes_and_too_many_images_are_not_kept_on_a_device(sizes, room):
+    assert device_pixels(make_images(*sizes), COLOUR, CPU, room) is None

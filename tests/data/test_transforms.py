@@ -85,11 +85,11 @@ def test_nearest_takes_the_pixel_under_the_centre_as_pillow_does():
 def test_normalising_subtracts_the_mean_and_divides_by_the_standard_deviation():
     pixels = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     preprocessing = Preprocessing(4, (4, 5), *IMAGENET)
-    found = preprocessing.normalise(pixels)
-    assert found.dtype == torch.float32
+    floats = preprocessing.normalise(pixels)
+    assert floats.dtype == torch.float32
     for image in range(2):
         for channel, (mean, std) in enumerate(zip(*IMAGENET, strict=True)):
-            for value, result in zip(pixels[image, channel].flatten(), found[image, channel].flatten(), strict=True):
+            for value, result in zip(pixels[image, channel].flatten(), floats[image, channel].flatten(), strict=True):
                 assert float(result) == pytest.approx((int(value) / 255 - mean) / std, abs=1e-5)
 
 
@@ -112,7 +112,7 @@ def test_the_crop_is_taken_from_the_centre():
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
-def test_a_batch_is_fitted_as_its_images_are_one_by_one(interpolation):
+def test_a_batch_is_fitted_as_its_images_one_by_one(interpolation):
     preprocessing = Preprocessing(24, (20, 22), *IMAGENET, interpolation)
     batch = torch.stack([as_tensor(photo(41, 53, seed)) for seed in range(4)])
     together = preprocessing.fit(batch)
@@ -123,7 +123,7 @@ def test_a_batch_is_fitted_as_its_images_are_one_by_one(interpolation):
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
-def test_an_image_of_the_right_size_is_left_as_it_is(interpolation):
+def test_an_image_of_the_right_size_is_unchanged(interpolation):
     image = as_tensor(photo(20, 20))
     assert torch.equal(Preprocessing(20, (20, 20), *IMAGENET, interpolation).fit(image), image)
 
@@ -138,28 +138,28 @@ def test_grey_images_keep_their_one_channel(interpolation):
 
 
 @pytest.mark.parametrize("resize", [256, (256, 288)])
-def test_preprocessing_survives_json(resize):
+def test_preprocessing_round_trips_through_json(resize):
     preprocessing = Preprocessing(resize, (224, 240), *IMAGENET, "lanczos")
     assert Preprocessing.from_json(json.loads(json.dumps(preprocessing.to_json()))) == preprocessing
 
 
-@pytest.mark.parametrize("how", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
 @pytest.mark.parametrize(
     ("stored", "resize", "crop"),
     [((32, 32), 248, (224, 224)), ((90, 60), 40, (36, 33)), ((45, 31), (64, 60), (64, 60)), ((31, 45), 31, (31, 31))],
 )
-def test_resizing_by_products_gives_the_pixels_of_the_usual_kernel(
-    how: Interpolation, stored: tuple[int, int], resize: int | tuple[int, int], crop: tuple[int, int]
+def test_resizing_by_matrix_products_agrees_with_torchs_kernel(
+    mode: Interpolation, stored: tuple[int, int], resize: int | tuple[int, int], crop: tuple[int, int]
 ) -> None:
     images = torch.randint(0, 256, (2, 3, *stored), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    usual = Preprocessing(resize, crop, (0.5,) * 3, (0.5,) * 3, how).fit(images)
-    found = resize_and_crop(images, resize, crop, how)
-    assert found is not None
-    assert found.shape == usual.shape
-    apart = (found.int() - usual.int()).abs()
-    assert int(apart.max()) <= 2
-    assert float((apart > 0).float().mean()) < 0.02
+    expected = Preprocessing(resize, crop, (0.5,) * 3, (0.5,) * 3, mode).fit(images)
+    fitted = resize_and_crop(images, resize, crop, mode)
+    assert fitted is not None
+    assert fitted.shape == expected.shape
+    difference = (fitted.int() - expected.int()).abs()
+    assert int(difference.max()) <= 2
+    assert float((difference > 0).float().mean()) < 0.02
 
 
-def test_resizing_by_products_leaves_a_crop_beyond_the_image_to_the_usual_kernel() -> None:
+def test_resizing_by_matrix_products_declines_a_crop_larger_than_the_image() -> None:
     assert resize_and_crop(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 8, (9, 8), "bilinear") is None

@@ -208,7 +208,7 @@ def test_two_go_on_where_two_were_stopped(place: Path, alone: Path) -> None:
     ended = world(place / "log", command_with_a_death, 0, "failed", arguments)
     assert [each.code for each in ended] == [3, 3]
     assert (place / "stopped.unfinished/state.json").is_file()
-    assert ["stopped.unfinished; with --resume it goes on from there" in each.err for each in ended] == [True, False]
+    assert ["stopped.unfinished; --resume continues from it" in each.err for each in ended] == [True, False]
     ended = world(place / "log", command_with_a_death, 0, "failed", [*arguments, "--resume"])
     assert [each.code for each in ended] == [0, 0], "two of four steps are left, so there is no third to fail in"
     torch.testing.assert_close(weights(place / "stopped"), weights(alone), atol=ROUNDED, rtol=ROUNDED)
@@ -336,7 +336,7 @@ def test_one_of_several_processes_ends_at_once_with_its_exit_code(size: int, arg
 
 
 def test_what_was_said_before_an_end_at_once_is_not_lost() -> None:
-    program = "from famr.cli.ranked import parting\nwith parting(): print('words')"
+    program = "from famr.cli.ranked import exit_at_once\nwith exit_at_once(): print('words')"
     environment = {**os.environ, "WORLD_SIZE": "2", "PYTHONUNBUFFERED": ""}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"words\n", b"")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from famr.engine.bf16 import halved
 from famr.engine.lean import LeanBackward
 from torch import Tensor, nn
 
 import famr
 from famr.data.splits import Splits
+from famr.engine.bf16 import halved
 from famr.engine.oom import Scarce, halve_on_oom, part_size, recomputed
 from famr.errors import NumericsError
 from famr.models.layers import blocks

@@ -21,7 +21,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import famr
 from famr.anchors import FunctionAnchor
 from famr.data import Data
-from famr.data.splits import some_of_each_class
+from famr.data.splits import sample_per_class
 from famr.engine import prefix as front
 from famr.engine.inference import predict
 from famr.engine.prefix import Front, fits, frozen_front
@@ -323,7 +323,7 @@ def test_images_are_read_before_the_walk_is_timed(
     def reads(*_given: object) -> None:
         now[0] += 1000  # seconds
 
-    monkeypatch.setattr(front, "resident", reads)
+    monkeypatch.setattr(front, "gpu_pixels", reads)
     monkeypatch.setattr(front.time, "perf_counter", lambda: now[0])
     splits = famr.split(digits, famr.Request(classes=["3"]))
     method = famr.FAMR(strength=1.0, epochs=1)
@@ -436,7 +436,7 @@ def test_a_run_is_watched_on_retained_images_that_do_not_hold_it(
     assert watched is not None
     assert len(watched) == len(set(watched.ids)) == found
     assert set(watched.ids) <= set(splits.retain.ids)
-    assert not set(watched.ids) & set(some_of_each_class(splits.retain, 20, seed=1).ids)
+    assert not set(watched.ids) & set(sample_per_class(splits.retain, 20, seed=1).ids)
     every = watch.watched_images(splits, famr.FAMR(function_images=1000), seed=1)
     assert every is not None
     assert len(every) == found  # where all of them hold it, there are no others

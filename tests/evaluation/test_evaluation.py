@@ -1,15 +1,14 @@
-"""The five metrics and the gaps, against slow loops and other libraries."""
+"""Evaluation of an unlearned model, and its gaps to a retrained one."""
 
 from __future__ import annotations
 
 import math
+import os
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import scipy.spatial.distance
-import scipy.stats
-import sklearn.metrics
 import torch
 from torch import nn
 
@@ -17,83 +16,6 @@ import famr
 from conftest import alg1
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
-from famr.metrics.forgetting import correct, cross_entropy, entropy, kl_divergence
-from famr.metrics.predictions import Predictions
-from famr.metrics.retraining import js_divergence
-from famr.metrics.scores import score
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-LABELS = torch.tensor([0, 3, 2, 2, 1, 4])
-
-
-def softmax(logits: torch.Tensor) -> np.ndarray:
-    return torch.softmax(logits, dim=-1).numpy()
-
-
-def test_accuracy_agrees_with_scikit_learn() -> None:
-    logits = random(6, 5)
-    expected = sklearn.metrics.accuracy_score(LABELS, logits.argmax(dim=-1))
-    assert float(correct(logits, LABELS).mean()) == pytest.approx(expected)
-
-
-def test_cross_entropy_agrees_with_scikit_learn() -> None:
-    logits = random(6, 5)
-    expected = sklearn.metrics.log_loss(LABELS, softmax(logits), labels=range(5))
-    assert float(cross_entropy(logits, LABELS).mean()) == pytest.approx(expected)
-
-
-def test_entropy_agrees_with_scipy() -> None:
-    logits = random(6, 5)
-    np.testing.assert_allclose(entropy(logits), scipy.stats.entropy(softmax(logits), axis=1))
-
-
-def test_kl_runs_from_the_original_to_the_model() -> None:
-    original, now = random(6, 5), random(6, 5, seed=1)
-    np.testing.assert_allclose(
-        kl_divergence(original, now), scipy.stats.entropy(softmax(original), softmax(now), axis=1)
-    )
-    assert not torch.allclose(kl_divergence(original, now), kl_divergence(now, original))
-
-
-def test_js_agrees_with_scipy_and_is_symmetric() -> None:
-    one, other = random(6, 5), random(6, 5, seed=1)
-    expected = scipy.spatial.distance.jensenshannon(softmax(one), softmax(other), axis=1) ** 2
-    np.testing.assert_allclose(js_divergence(one, other), expected)
-    torch.testing.assert_close(js_divergence(one, other), js_divergence(other, one))
-
-
-def test_js_by_the_shortcut_of_many_repositories_gives_another_number() -> None:
-    """kl_div(log p, m) with its default mean is reversed and divided by the number of classes."""
-    one, other = random(6, 5), random(6, 5, seed=1)
-    p, q = torch.softmax(one, dim=-1), torch.softmax(other, dim=-1)
-    shortcut = sum(nn.functional.kl_div(x.log(), (p + q) / 2, reduction="none").mean() for x in (p, q)) / 2
-    assert not math.isclose(float(shortcut), float(js_divergence(one, other).mean()), rel_tol=0.1)
-
-
-def test_metrics_of_a_uniform_answer_have_their_textbook_values() -> None:
-    flat = torch.zeros(6, 5)
-    assert float(entropy(flat).mean()) == pytest.approx(math.log(5))
-    assert float(cross_entropy(flat, LABELS).mean()) == pytest.approx(math.log(5))
-
-
-def test_score_agrees_with_a_loop_over_images() -> None:
-    original, forget, test = random(6, 5), random(6, 5, seed=1), random(6, 5, seed=2)
-    found = score(Predictions(forget, LABELS), Predictions(original, LABELS), Predictions(test, LABELS), None)
-    loss = surprise = moved = 0.0
-    for before, after, label in zip(softmax(original), softmax(forget), LABELS.tolist(), strict=True):
-        loss -= math.log(after[label]) / 6
-        surprise -= sum(p * math.log(p) for p in after) / 6
-        moved += sum(p * math.log(p / q) for p, q in zip(before, after, strict=True)) / 6
-    assert found.forget_cross_entropy == pytest.approx(loss)
-    assert found.forget_entropy == pytest.approx(surprise)
-    assert found.forget_kl == pytest.approx(moved)
-    assert found.retain_accuracy == pytest.approx(np.mean(test.argmax(dim=-1).numpy() == LABELS.numpy()))
-    assert found.forget_test_accuracy is None
-    assert found.counts == {"retain": 6, "forget": 6, "forget_test": None}
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +47,39 @@ def test_forgetting_shows_in_every_metric(result: famr.Unlearned, without_three:
     assert after.forget_cross_entropy > before.forget_cross_entropy + 1  # type: ignore[operator]
 
 
-def test_the_last_line_of_the_history_is_the_final_measurement(
+def test_the_last_epoch_of_the_history_has_the_final_metrics(
     result: famr.Unlearned, without_three: famr.Splits
 ) -> None:
     scores, last = famr.evaluate(result, without_three, device="cpu").unlearned, result.history[-1]
     for name in ("retain_accuracy", "forget_accuracy", "forget_cross_entropy", "forget_entropy", "forget_kl"):
         assert getattr(last, name) == pytest.approx(getattr(scores, name), abs=1e-6), name
+
+
+def process_settings() -> dict[str, object]:
+    return {
+        "environment": dict(os.environ),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "flash attention": torch.backends.cuda.flash_sdp_enabled(),
+        "memory-efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "math attention": torch.backends.cuda.math_sdp_enabled(),
+        "cuDNN attention": torch.backends.cuda.cudnn_sdp_enabled(),
+        "matrix products": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "gradients": torch.is_grad_enabled(),
+        "state of torch's generators": [torch.get_rng_state().tolist(), torch.initial_seed()],
+        "state of numpy's generator": repr(np.random.get_state()),
+        "state of Python's generator": random.getstate(),
+    }
+
+
+def test_evaluation_leaves_no_process_wide_setting_changed(
+    result: famr.Unlearned, original: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = process_settings()
+    famr.evaluate(result, without_three, retrained=original, device="cpu")
+    assert process_settings() == before
 
 
 def test_without_a_retrained_model_gaps_are_not_available(result: famr.Unlearned, without_three: famr.Splits) -> None:
@@ -164,7 +113,7 @@ def test_samples_have_no_held_out_counterpart(original: famr.Classifier, digits:
     assert scores.unlearned.counts["retain"] == len(digits.test)  # type: ignore[arg-type]
 
 
-def test_images_alone_are_enough_and_the_rest_is_not_available(original: famr.Classifier, digits: Data) -> None:
+def test_with_a_forget_set_alone_the_other_metrics_are_not_available(original: famr.Classifier, digits: Data) -> None:
     threes = digits.train.where(digits.train.targets == 3)
     splits = famr.forget_only(threes)
     result = famr.forget(original, splits, alg1(epochs=2), device="cpu")
@@ -193,6 +142,6 @@ def test_a_retrained_model_of_other_classes_is_refused(
         famr.evaluate(result, without_three, retrained=other, device="cpu")
 
 
-def test_a_module_that_does_not_say_how_it_wants_images_is_refused(without_three: famr.Splits) -> None:
-    with pytest.raises(RequestError, match="how this network wants its images"):
+def test_stored_images_for_a_module_without_preprocessing_are_refused(without_three: famr.Splits) -> None:
+    with pytest.raises(RequestError, match="preprocessing of this network"):
         famr.forget(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), without_three)

@@ -1,4 +1,4 @@
-"""Faults 10 to 20: images and data sets that are damaged, hostile, or change under one's hands."""
+"""Faults 10 to 20: images and data sets that are damaged, hostile, or change during a run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refused(done: Outcome, tmp_path: Path, code: int = 3) -> str:
 
 
 def unreadable(file: Path) -> DataError:
-    """What is said of an image when its pixels are asked for."""
+    """The error of an image whose pixels are read."""
     images = famr.open_data(f"folder:{file.parent}", whole=True).train
     with pytest.raises(DataError) as caught:
         images.pixels(images.ids.index(file.name), 3)
@@ -113,7 +113,7 @@ def test_a_truncated_image(forget: Command, data: Path, tmp_path: Path, suffix: 
 
 
 @fault(13)
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # which is all that Pillow does at 144
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # Pillow only warns at 144 million pixels
 @pytest.mark.parametrize("side", [12_000, 20_000])
 def test_a_decompression_bomb(tmp_path: Path, side: int) -> None:
     file = tmp_path / "bomb.png"
@@ -183,11 +183,11 @@ def test_odd_names(forget: Command, data: Path, tmp_path: Path) -> None:
     request = json.loads((tmp_path / "run/unlearning/request.json").read_text(encoding="utf-8"))
     assert request["samples"] == [f"train/cat/{name}" for name in NAMES]
     assert "<script>" not in (tmp_path / "run/README.md").read_text(encoding="utf-8")
-    seen(15, "0: all are found and forgotten; no card or page takes them for markup")
+    seen(15, "0: all are found and forgotten; cards and pages show them as text")
 
 
 @fault(15)
-def test_a_name_that_is_no_unicode(forget: Command, data: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_not_unicode(forget: Command, data: Path, tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.png")
     picture(1).save(data / "train/cat" / name)
     done = forget("--sample", f"train/cat/{name}")
@@ -253,7 +253,7 @@ def test_data_that_changes_during_the_run(tmp_path: Path, what: str) -> None:
 
 @fault(20)
 @pytest.mark.parametrize("token", ["hf_secretsecretsecret", ""])
-def test_a_hub_data_set_that_cannot_be_had(
+def test_a_hub_data_set_that_is_not_available(
     run: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     import datasets

@@ -12,12 +12,12 @@ from famr.storage.digests import folder_digests
 from fault_table import fault, seen, told
 from small import CLASSES, QUICK, save_pictures, save_small
 
-Ask = Callable[..., Outcome]
+Forget = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and pictures; nothing may change here."""
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and pictures, which must not change."""
     folder = tmp_path_factory.mktemp("requests")
     save_small(folder / "model")
     save_pictures(folder / "data")
@@ -25,14 +25,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def refused(run: Callable[..., Outcome], place: Path, tmp_path: Path) -> Ask:
-    """`famr forget` with a request that must be refused and leave everything as it was."""
+def refused(run: Callable[..., Outcome], inputs: Path, tmp_path: Path) -> Forget:
+    """`famr forget` with a request that must be refused, without any change to the inputs."""
 
-    def ask(code: int, *options: object, data: str | None = None) -> Outcome:
-        before = folder_digests(place)
-        source = data or f"folder:{place / 'data'}"
+    def forget(code: int, *options: object, data: str | None = None) -> Outcome:
+        before = folder_digests(inputs)
+        source = data or f"folder:{inputs / 'data'}"
         done = run(
-            "forget", "--model", place / "model", "--data", source, *QUICK, *options, "--output-dir", tmp_path / "o"
+            "forget", "--model", inputs / "model", "--data", source, *QUICK, *options, "--output-dir", tmp_path / "o"
         )
         assert done.code == code, done.err
         assert done.err.count("\n  where: ") <= 1
@@ -40,14 +40,14 @@ def refused(run: Callable[..., Outcome], place: Path, tmp_path: Path) -> Ask:
         assert "Traceback" not in done.err
         assert not (tmp_path / "o").exists()
         assert not list(tmp_path.glob(".o*"))
-        assert folder_digests(place) == before
+        assert folder_digests(inputs) == before
         return done
 
-    return ask
+    return forget
 
 
 @fault(1)
-def test_a_filter_that_matches_nothing(refused: Ask, place: Path, tmp_path: Path) -> None:
+def test_a_filter_that_matches_nothing(refused: Forget, inputs: Path, tmp_path: Path) -> None:
     data = save_pictures(tmp_path / "data")
     (data / "metadata.csv").write_text("file_name,colour\ncat/0.png,red\n", encoding="utf-8")
     done = refused(2, "--concept", "colour=blue", data=f"folder:{data}")
@@ -56,14 +56,14 @@ def test_a_filter_that_matches_nothing(refused: Ask, place: Path, tmp_path: Path
 
 
 @fault(2)
-def test_a_forget_set_of_everything(refused: Ask) -> None:
+def test_a_forget_set_of_everything(refused: Forget) -> None:
     done = refused(2, *(option for name in CLASSES for option in ("--class", name)))
     seen(2, told(done.code, done.err))
 
 
 @fault(3)
 @pytest.mark.parametrize("index", [99, -1])
-def test_a_class_out_of_range(refused: Ask, index: int) -> None:
+def test_a_class_out_of_range(refused: Forget, index: int) -> None:
     done = refused(2, f"--class={index}")
     assert "3 classes are known, from 'cat' to 'dog'" in done.err
     seen(3, told(done.code, done.err))
@@ -71,7 +71,7 @@ def test_a_class_out_of_range(refused: Ask, index: int) -> None:
 
 @fault(4)
 @pytest.mark.parametrize("name", ["Cat", "kat"])
-def test_an_unknown_class_name(refused: Ask, name: str) -> None:
+def test_an_unknown_class_name(refused: Forget, name: str) -> None:
     done = refused(2, "--class", name)
     assert "'cat'" in done.err
     seen(4, told(done.code, done.err))
@@ -79,7 +79,7 @@ def test_an_unknown_class_name(refused: Ask, name: str) -> None:
 
 @fault(6)
 @pytest.mark.parametrize("classes", [("cat", "cow"), ("cat", "cow", "dog", "emu")])
-def test_more_or_fewer_classes_than_the_head(refused: Ask, tmp_path: Path, classes: tuple[str, ...]) -> None:
+def test_more_or_fewer_classes_than_the_head(refused: Forget, tmp_path: Path, classes: tuple[str, ...]) -> None:
     data = save_pictures(tmp_path / "data", 2, classes)
     done = refused(3, "--class", "cat", data=f"folder:{data}")
     assert "only in the" in done.err
@@ -87,14 +87,14 @@ def test_more_or_fewer_classes_than_the_head(refused: Ask, tmp_path: Path, class
 
 
 @fault(7)
-def test_an_id_that_is_not_in_the_data(refused: Ask) -> None:
+def test_an_id_that_is_not_in_the_data(refused: Forget) -> None:
     done = refused(2, "--sample", "cat/99.png")
     seen(7, told(done.code, done.err))
 
 
 @fault(8)
 @pytest.mark.parametrize("samples", [("cat/0.png", "cat/0.png"), ("cat/0.png", "./cat/0.png"), ("0.png",)])
-def test_an_id_named_twice_or_fitting_two_files(refused: Ask, tmp_path: Path, samples: tuple[str, ...]) -> None:
+def test_an_id_named_twice_or_fitting_two_files(refused: Forget, tmp_path: Path, samples: tuple[str, ...]) -> None:
     data = save_pictures(tmp_path / "data/train").parent
     save_pictures(data / "test", 1)
     done = refused(2, *(part for name in samples for part in ("--sample", name)), data=f"folder:{data}")

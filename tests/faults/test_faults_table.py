@@ -1,4 +1,4 @@
-"""The table of faults is whole, its tests exist, and the document says what they say."""
+"""The table of faults is complete, its tests exist, and the document agrees with them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_every_test_that_the_table_names_exists() -> None:
         assert test in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, name
 
 
-def test_every_fault_that_is_tested_here_says_what_was_seen() -> None:
+def test_every_fault_that_is_tested_here_has_an_outcome() -> None:
     observed = written_seen()
     for row, names in rows_of().items():
         if any(name.startswith("test_faults") for name in names):
-            assert observed[row], f"fault {row} was never seen; run `make faults`"
+            assert observed[row], f"fault {row} has no outcome; run `make faults`"
         else:
             assert row in ELSEWHERE
 
 
-def test_the_document_is_made_from_the_table() -> None:
+def test_the_document_is_written_from_the_table() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == document(written_seen()), "run `make faults`"

@@ -1,4 +1,4 @@
-"""Faults 21 to 29 and 53: weights that do not fit, are damaged, or are meant to do harm; libraries that disagree."""
+"""Faults 21 to 29 and 53: weights that do not fit, are damaged or malicious; libraries of different builds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Command = Callable[..., Outcome]
 def refused(run: Callable[..., Outcome], data: Path, tmp_path: Path) -> Command:
     """`famr forget` with a weights file that must be refused."""
 
-    def ask(weights: Path) -> Outcome:
+    def forget(weights: Path) -> Outcome:
         before = weights.read_bytes()
         options = (
             "--model",
@@ -54,7 +54,7 @@ def refused(run: Callable[..., Outcome], data: Path, tmp_path: Path) -> Command:
         assert weights.read_bytes() == before
         return done
 
-    return ask
+    return forget
 
 
 @fault(21)
@@ -192,7 +192,7 @@ def test_a_tensor_of_stride_0(refused: Command, tmp_path: Path) -> None:
 
 @fault(29)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers(refused: Command, tmp_path: Path, value: float) -> None:
+def test_weights_that_are_not_finite(refused: Command, tmp_path: Path, value: float) -> None:
     done = refused(save_tensors(tmp_path / "w.safetensors", norm__bias=torch.full((16,), value)))
     assert "norm.bias" in done.err
     seen(29, told(done.code, done.err))
@@ -210,7 +210,7 @@ def test_a_good_pth_is_read_by_another_process_bit_for_bit(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "config", [{"auto_map": {"AutoModel": "x.Y"}}, {"model_args": {"checkpoint_path": "evil.pth"}}]
 )
-def test_a_checkpoint_that_wants_its_own_code_or_files_is_refused(tmp_path: Path, config: dict[str, object]) -> None:
+def test_a_checkpoint_with_its_own_code_or_files_is_refused(tmp_path: Path, config: dict[str, object]) -> None:
     folder = save_small(tmp_path / "model")
     (folder / "COMPLETE.json").unlink()
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The membership attack: what it answers where the answer is known."""
+"""The membership attack, on sets whose membership is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from famr.metrics.membership import called_non_members, mia_efficacy
+from famr.metrics.membership import mia_efficacy, predict_non_members
 
 
 def confidences(sure: float, count: int, seed: int) -> torch.Tensor:
@@ -29,7 +29,7 @@ def test_a_forget_set_like_held_out_images_is_called_non_members() -> None:
     assert mia_efficacy(MEMBERS, NON_MEMBERS, confidences(0.0, 200, 3)) > 0.9
 
 
-def test_where_both_lie_apart_it_agrees_with_a_threshold_between_them() -> None:
+def test_on_separated_sets_the_attack_is_a_threshold_between_them() -> None:
     forget = torch.cat([confidences(6.0, 60, 4), confidences(0.0, 40, 5)])
     threshold = float((MEMBERS.quantile(0.01) + NON_MEMBERS.quantile(0.99)) / 2)
     assert mia_efficacy(MEMBERS, NON_MEMBERS, forget) == pytest.approx(
@@ -38,31 +38,31 @@ def test_where_both_lie_apart_it_agrees_with_a_threshold_between_them() -> None:
 
 
 def test_the_attack_is_balanced_and_never_sees_the_forget_set() -> None:
-    """Twice the members change nothing but the draw, and the forget set's size changes nothing for its images."""
+    """The prediction for a forget image does not depend on the other forget images."""
     forget = confidences(3.0, 50, 6)
     alone = [mia_efficacy(MEMBERS, NON_MEMBERS, one[None]) for one in forget]
     assert sum(alone) / 50 == pytest.approx(mia_efficacy(MEMBERS, NON_MEMBERS, forget))
 
 
-def elsewhere(sets: list[Tensor]) -> NDArray[np.bool_]:
-    """What the attack of another library calls non-members, from answers of two classes, the first being the right."""
-    known, unknown, asked = (torch.stack([each, 1 - each], dim=1).numpy() for each in sets)
-    first = [np.zeros(len(each), dtype=int) for each in (known, unknown, asked)]
+def predicted_by_art(sets: list[Tensor]) -> NDArray[np.bool_]:
+    """Non-members according to the Adversarial Robustness Toolbox, from predictions over two classes."""
+    members, non_members, forget = (torch.stack([p, 1 - p], dim=1).numpy() for p in sets)
+    labels = [np.zeros(len(p), dtype=int) for p in (members, non_members, forget)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that of its imports, and of scikit-learn about what it is asked
+        warnings.simplefilter("ignore")  # of its imports, and of scikit-learn
         from art.attacks.inference.membership_inference import MembershipInferenceBlackBox
         from art.estimators.classification import BlackBoxClassifier
 
-        answered = BlackBoxClassifier(lambda given: given, input_shape=(2,), nb_classes=2)
-        attack = MembershipInferenceBlackBox(answered, attack_model_type="svm")
-        attack.fit(known, first[0], unknown, first[1])
-        said: NDArray[np.float32] = attack.infer(asked, first[2])
-    return said[:, 0] == 0
+        classifier = BlackBoxClassifier(lambda inputs: inputs, input_shape=(2,), nb_classes=2)
+        attack = MembershipInferenceBlackBox(classifier, attack_model_type="svm")
+        attack.fit(members, labels[0], non_members, labels[1])
+        predictions: NDArray[np.float32] = attack.infer(forget, labels[2])
+    return predictions[:, 0] == 0
 
 
 @pytest.mark.parametrize(("sure", "between"), [(2.0, 1.0), (2.0, 0.0), (3.0, 3.0), (4.0, 2.0)])
-def test_another_librarys_attack_says_the_same_of_nearly_all(sure: float, between: float) -> None:
+def test_the_attack_of_another_library_agrees_on_nearly_all_images(sure: float, between: float) -> None:
     sets = [confidences(sure, 300, 7), confidences(0.0, 300, 8), confidences(between, 400, 9)]
-    ours, theirs = called_non_members(*sets).numpy() == 1, elsewhere(sets)
+    ours, theirs = predict_non_members(*sets).numpy() == 1, predicted_by_art(sets)
     assert 0 < ours.sum() < len(ours)
     assert (ours == theirs).mean() > 0.94

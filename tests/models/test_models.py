@@ -19,7 +19,7 @@ import conftest
 import famr
 from famr.data import Data
 from famr.errors import CheckpointError, RequestError
-from famr.models.loading import head_tensors
+from famr.models.layers import head_tensors
 from famr.storage.digests import file_digest
 
 LABELS = tuple(str(digit) for digit in range(10))
@@ -73,7 +73,7 @@ FRESH = {
 
 
 class Written(NamedTuple):
-    """A model that forgot, its folder and that of the original, and some images to ask both about."""
+    """An unlearned model, its folder and that of the original, and images to compare both on."""
 
     source: Path
     before: str
@@ -88,42 +88,42 @@ MAKES = (timm_vit, timm_resnet, hf_vit, torchvision_shufflenet)
 
 @pytest.fixture(scope="module")
 def written(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
-    """One of each library, trained for a moment, saved, read again and made to forget."""
+    """One unlearned model of each library, from a briefly trained original that was saved and loaded."""
     few = digits.train.take(torch.arange(160))
     assert digits.test is not None
     held_out = digits.test.take(torch.arange(20))
     splits = famr.split(replace(digits, train=few, test=held_out), famr.Request(classes=["3"]))
     method = famr.FAMR(strength=100.0, epochs=2, fisher_images=20)
-    made = {}
+    models = {}
     for make in MAKES:
-        place = tmp_path_factory.mktemp(make.__name__)
-        start = make(place / "start")
-        source = famr.fit(start, few, famr.Training(epochs=1, batch_size=32), device="cpu").save(place / "original")
+        folder = tmp_path_factory.mktemp(make.__name__)
+        start = make(folder / "start")
+        source = famr.fit(start, few, famr.Training(epochs=1, batch_size=32), device="cpu").save(folder / "original")
         before = file_digest(source / "model.safetensors")
         original = replace(famr.load_model(str(source)), preprocessing=start.preprocessing)  # small images still
         result = famr.forget(original, splits, method, device="cpu", monitor=famr.Monitor(track_retain=False))
         size = original.require_preprocessing()
         images = torch.randn(8, size.channels, *size.crop, generator=torch.Generator().manual_seed(0))
-        made[make.__name__] = Written(source, before, result.save(place / "unlearned"), original, result, images)
-    return made
+        models[make.__name__] = Written(source, before, result.save(folder / "unlearned"), original, result, images)
+    return models
 
 
 @pytest.fixture(scope="module")
 def without_famr(written: dict[str, Written], tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """What a fresh process answers that has never heard of famr."""
-    place = tmp_path_factory.mktemp("fresh")
-    save_file({name: each.images for name, each in written.items()}, place / "images.safetensors")
+    """Logits computed by each library in a process that cannot import famr."""
+    folder = tmp_path_factory.mktemp("fresh")
+    save_file({name: model.images for name, model in written.items()}, folder / "images.safetensors")
     script = (
         "import sys; sys.modules['famr'] = None; import torch; "
         "from safetensors.torch import load_file as load, save_file as save; "
-        f"images, said = load({str(place / 'images.safetensors')!r}), {{}}\n"
+        f"images, logits = load({str(folder / 'images.safetensors')!r}), {{}}\n"
     )
-    for name, each in written.items():
-        script += f"folder = {str(each.folder)!r}; {FRESH[each.original.architecture.library]}; model.eval(); "
-        script += f"said[{name!r}] = read(images[{name!r}]).detach()\n"
-    script += f"save(said, {str(place / 'logits.safetensors')!r})"
+    for name, model in written.items():
+        script += f"folder = {str(model.folder)!r}; {FRESH[model.original.architecture.library]}; model.eval(); "
+        script += f"logits[{name!r}] = read(images[{name!r}]).detach()\n"
+    script += f"save(logits, {str(folder / 'logits.safetensors')!r})"
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
-    return load_file(place / "logits.safetensors")
+    return load_file(folder / "logits.safetensors")
 
 
 @pytest.mark.parametrize("name", [make.__name__ for make in MAKES])
@@ -167,7 +167,7 @@ def test_a_bare_module_is_saved_and_read_back_with_its_code(tmp_path: Path) -> N
     assert again.module[1].weight.shape == (3, 12)  # type: ignore[index]
 
 
-def test_a_new_head_is_drawn_with_its_seed_and_the_body_is_kept(original_run: Path) -> None:
+def test_a_new_head_depends_on_its_seed_and_the_body_is_kept(original_run: Path) -> None:
     names = ("cat", "dog")
     first, again, other = (famr.new_model(str(original_run), names, seed=seed) for seed in (1, 1, 2))
     old = famr.load_model(str(original_run))
@@ -185,24 +185,22 @@ def test_the_old_head_is_kept_for_the_same_classes(original_run: Path) -> None:
     assert famr.new_model(str(original_run), LABELS).digest() == famr.load_model(str(original_run)).digest()
 
 
-def test_local_weights_fill_an_architecture_and_bring_their_number_of_classes(
-    original: famr.Classifier, original_run: Path, tmp_path: Path
-) -> None:
+def test_local_weights_set_the_number_of_classes(original: famr.Classifier, original_run: Path, tmp_path: Path) -> None:
     torch.save({"state_dict": original.module.state_dict()}, tmp_path / "weights.pth")
     for file in (original_run / "model.safetensors", tmp_path / "weights.pth"):
-        found = famr.load_model("timm:vit_tiny_patch16_224", weights=file, arguments=conftest.SMALL_VIT)
-        assert found.digest() == original.digest()
-        assert found.labels is None
-        assert found.class_count() == 10
+        model = famr.load_model("timm:vit_tiny_patch16_224", weights=file, arguments=conftest.SMALL_VIT)
+        assert model.digest() == original.digest()
+        assert model.labels is None
+        assert model.class_count() == 10
 
 
 def test_half_precision_weights_are_read_into_full_precision(original: famr.Classifier, tmp_path: Path) -> None:
     half = {name: tensor.half() for name, tensor in original.module.state_dict().items()}
     save_file(half, tmp_path / "half.safetensors")
-    found = famr.load_model(
+    model = famr.load_model(
         "timm:vit_tiny_patch16_224", weights=tmp_path / "half.safetensors", arguments=conftest.SMALL_VIT
     )
-    for name, tensor in found.module.state_dict().items():
+    for name, tensor in model.module.state_dict().items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, half[name].float())
 
@@ -290,13 +288,13 @@ def test_a_pickle_with_code_is_never_run(tmp_path: Path, capsys: pytest.CaptureF
         ("keras:vgg", CheckpointError, "no such model"),
     ],
 )
-def test_an_unknown_model_shows_what_is_known(spec: str, error: type[Exception], words: str) -> None:
+def test_an_unknown_model_is_refused_with_the_nearest_names(spec: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
         famr.load_model(spec)
     assert words in str(caught.value)
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         famr.load_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
@@ -328,7 +326,7 @@ def test_generic_hf_label_names_count_as_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"do_rescale": False}, {"do_resize": False}, {"rescale_factor": 1 / 127.5}])
-def test_a_processor_that_famr_would_misread_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_processor_that_famr_does_not_reproduce_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     hf_vit(tmp_path)
     file = tmp_path / "preprocessor_config.json"
     stored = json.loads(file.read_text(encoding="utf-8"))
@@ -337,7 +335,7 @@ def test_a_processor_that_famr_would_misread_is_refused(tmp_path: Path, change: 
         famr.load_model(f"hf:{tmp_path}")
 
 
-def test_tied_weights_come_back(tmp_path: Path) -> None:
+def test_tied_weights_are_restored(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -353,7 +351,7 @@ def test_tied_weights_come_back(tmp_path: Path) -> None:
     assert torch.equal(again.two.weight, result.module.two.weight)  # type: ignore[union-attr]
 
 
-def test_loading_and_measuring_leave_each_part_in_its_own_mode(original: famr.Classifier, digits: Data) -> None:
+def test_evaluation_leaves_each_submodule_in_its_own_mode(original: famr.Classifier, digits: Data) -> None:
     from famr.engine.inference import accuracy_on_images
 
     module = original.copy()

@@ -348,7 +348,7 @@ def test_a_run_without_its_data_is_signed_with_the_reason_for_missing_commitment
     assert "commitments none" in signed.out
     forgotten = check(copy)["statement"]["predicate"]["forgotten"]
     assert forgotten["commitments"] is None
-    assert forgotten["not_available"] == "the forgotten images were not at hand"
+    assert forgotten["not_available"] == "the forgotten images were not available"
     proof = run("verify", copy / "run", "--key", copy / "key.pub", "--image", copy / "key.pub")
     assert proof.code == 7
     assert "without commitments" in proof.err

@@ -21,8 +21,7 @@ from PIL import Image
 import famr
 from chromium import BROWSER, WIDTHS, chromium
 from conftest import Outcome, alg1
-from famr.audit.collateral import ClassChange
-from famr.audit.verdict import read_thresholds
+from famr.audit.class_changes import ClassChange
 from famr.data import Data
 from famr.engine.inference import predict
 from famr.errors import RequestError, StorageError
@@ -30,7 +29,6 @@ from famr.report.build import build_report
 from famr.report.content import Report, Section, Table, Text
 from famr.report.escaping import as_csv, visible
 from famr.report.figures import draw_class_changes, draw_entropies, draw_epochs, draw_trade_off, write_epochs
-from famr.report.gates import GATE_TITLES
 from famr.report.hub import UPLOADED, push_run
 from famr.report.measure import measure
 from famr.report.records import RunRecords, read_run_records
@@ -114,27 +112,21 @@ def require_offline(page: Page) -> None:
 @pytest.fixture(scope="module")
 def folder(original_run: Path, tmp_path_factory: pytest.TempPathFactory, digits: Data) -> Path:
     """A run on digits as the command line writes it."""
-    from famr.cli.commands import run_forget
-    from famr.cli.options import data_facts
+    from famr.cli.forget import ForgetOptions, ForgetTask, run_forget
+    from famr.cli.opening import DataSource
+    from famr.cli.options import ComputeOptions, ModelSource, OutputOptions
 
     target = tmp_path_factory.mktemp("reported") / "no-3"
     run_forget(
-        model=str(original_run),
-        weights=None,
-        arguments={},
-        request=famr.Request(classes=["3"]),
-        data_facts=data_facts("digits", None, None, 0, by_name=False),
-        style_target=None,
-        sketch=None,
-        method=alg1(epochs=3, learning_rate=3e-4, batch_size=16),
-        retrained=None,
-        track_retain=True,
-        gates=False,
-        output_dir=target,
-        overwrite=False,
-        seed=0,
-        device="cpu",
-        quiet=True,
+        ForgetTask(
+            ModelSource(model=str(original_run)),
+            DataSource("digits"),
+            famr.Request(classes=["3"]),
+            alg1(epochs=3, learning_rate=3e-4, batch_size=16),
+            OutputOptions(output_dir=target),
+            ForgetOptions(gates=False),
+            ComputeOptions(device="cpu", quiet=True),
+        )
     )
     return target
 
@@ -532,10 +524,6 @@ def test_results_without_a_threshold_are_numbers_in_a_table_and_sentences_in_a_l
     *_, table, sentences = next(section.blocks for section in sections if section.title == "Audit")
     assert table.rows == (("calibration", "ece unlearned", "0.0123"),)  # type: ignore[union-attr]
     assert sentences.lines == ("calibration: ECE of <b>.",)  # type: ignore[union-attr]
-
-
-def test_every_gate_has_a_title() -> None:
-    assert set(GATE_TITLES) == set(read_thresholds())
 
 
 def test_the_forms_for_people_are_empty(records: RunRecords) -> None:

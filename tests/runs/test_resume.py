@@ -85,24 +85,19 @@ def test_trials_of_a_strength_are_not_made_again(
             if len(runs) == 2:
                 raise PlugPulledError
 
-    arguments = {"device": "cpu", "track_retain": False}
-    whole = famr.forget(original, without_three, method, **arguments)  # type: ignore[arg-type]
+    quiet = famr.Monitor(track_retain=False)
+    whole = famr.forget(original, without_three, method, device="cpu", monitor=quiet)
     assert len(whole.trials) > 1
     place = ResumeState(tmp_path / "u", every=0.0)
+    stopping = replace(quiet, resume_state=place, on_event=stop_in_the_second)
     with pytest.raises(PlugPulledError):
-        famr.forget(
-            original,
-            without_three,
-            method,
-            monitor=famr.Monitor(resume_state=place, on_event=stop_in_the_second),
-            **arguments,
-        )  # type: ignore[arg-type]
+        famr.forget(original, without_three, method, device="cpu", monitor=stopping)
     events: list[object] = []
-    again = famr.forget(
-        original, without_three, method, monitor=famr.Monitor(resume_state=place, on_event=events.append), **arguments
-    )  # type: ignore[arg-type]
+    resuming = replace(quiet, resume_state=place, on_event=events.append)
+    again = famr.forget(original, without_three, method, device="cpu", monitor=resuming)
     assert again.trials == whole.trials
     assert torch.equal(weights(again.model), weights(whole.model))
+    assert (again.seconds_of_all, whole.seconds_of_all is None) == (None, False)
     rows = [event for event in events if isinstance(event, HistoryRow)]
     assert len(rows) == 7 + (len(whole.trials) - 2) * 9  # the rest of the second trial, and those after it
 

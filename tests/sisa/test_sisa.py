@@ -1,4 +1,4 @@
-"""SISA: forgetting is retraining, bit for bit; only what was touched is trained again."""
+"""SISA: forgetting equals retraining, bit for bit, and only the affected slices are retrained."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from famr.data import Data, Images
 from famr.data.augmentation import Augmentation
 from famr.engine.inference import accuracy_on_images, predict
 from famr.errors import CheckpointError, DataError, RequestError
-from famr.sisa.ensemble import Shard, Sisa, train_sisa
-from famr.sisa.folder import load_sisa
+from famr.sisa import Sisa, load_sisa, train_sisa
+from famr.sisa.ensemble import Shard
 from famr.sisa.plan import ShardPlan, Stage, images_per_epoch, slice_epochs
 from famr.sisa.removal import ids_digest
 from famr.sisa.voting import majority_vote, mean_vote
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 def network() -> nn.Module:
-    """Small, with all that makes training hard to repeat: dropout, and statistics that are no parameters."""
+    """Small, with dropout and BatchNorm, which make training hard to reproduce."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 10)
     )
@@ -46,7 +46,7 @@ def start(seed: int) -> famr.Classifier:
 
 
 def plain_start(seed: int) -> famr.Classifier:
-    """No BatchNorm: can be trained on a single image."""
+    """Without BatchNorm, so that it can be trained on a single image."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return famr.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), LABELS, PREPROCESSING)
@@ -65,7 +65,7 @@ def assigned_to(images: Images, plan: ShardPlan, shard: int, slice_: int) -> lis
 
 
 def same_state(one: Shard, other: Shard) -> bool:
-    """Whether all weights kept of two shards are the same bits."""
+    """Whether all stored weights of two shards are equal, bit for bit."""
     if len(one.before) != len(other.before) or one.model.digest() != other.model.digest():
         return False
     return all(
@@ -75,7 +75,7 @@ def same_state(one: Shard, other: Shard) -> bool:
 
 
 def same(one: Sisa, other: Sisa) -> bool:
-    """Whether two Sisas rest on the same images and have the same weights in every checkpoint."""
+    """Whether two ensembles have the same images, and the same weights in every checkpoint."""
     pairs = zip(one.shards, other.shards, strict=True)
     return one.ids == other.ids and one.plan == other.plan and all(same_state(a, b) for a, b in pairs)
 
@@ -93,7 +93,7 @@ def sisa(images: Images) -> Sisa:
 # The plan
 
 
-def test_removing_images_moves_no_other_one(images: Images) -> None:
+def test_removing_images_reassigns_no_other_image(images: Images) -> None:
     plan = ShardPlan(3, 4, seed=1)
     whole = {id_: plan.assign(id_) for id_ in images.ids}
     left = without(images, images.ids[::3])
@@ -118,15 +118,15 @@ def test_another_seed_makes_another_plan_and_other_stage_seeds() -> None:
 @pytest.mark.parametrize("slices", [1, 2, 3, 4, 7, 20])
 def test_slices_share_the_epochs_within_half_an_epoch(slices: int) -> None:
     for epochs in range((slices + 2) // 2, 40):
-        found = slice_epochs(epochs, slices)
-        passes = sum(rounds * (k + 1) for k, rounds in enumerate(found)) / slices
+        per_stage = slice_epochs(epochs, slices)
+        passes = sum(rounds * (k + 1) for k, rounds in enumerate(per_stage)) / slices
         assert abs(passes - epochs) <= 0.5
-        assert min(found) >= 1
+        assert min(per_stage) >= 1
         if 2 * epochs % (slices + 1) == 0:
-            assert set(found) == {2 * epochs // (slices + 1)}
+            assert set(per_stage) == {2 * epochs // (slices + 1)}
 
 
-def test_slices_save_a_third_of_a_shard_at_most() -> None:
+def test_slices_save_at_most_a_third_of_a_shard_on_average() -> None:
     """The mean over the slices is 2/3 + 1/(3R) of the shard [Bourtoule et al. 2021]."""
     slices, ids = 4, []
     plan = ShardPlan(1, slices, seed=0)
@@ -138,7 +138,7 @@ def test_slices_save_a_third_of_a_shard_at_most() -> None:
     assert sum(shares) / slices == pytest.approx(2 / 3 + 1 / (3 * slices))
 
 
-def test_counted_passes_are_those_that_training_makes(images: Images) -> None:
+def test_counted_image_passes_are_those_of_training(images: Images) -> None:
     for count in (5, 16, 50):
         steps: list[object] = []
         few = images.take(torch.arange(count))
@@ -149,14 +149,14 @@ def test_counted_passes_are_those_that_training_makes(images: Images) -> None:
 # Exactness
 
 
-def test_forgetting_is_retraining_bit_for_bit(sisa: Sisa, images: Images) -> None:
+def test_forgetting_equals_retraining_bit_for_bit(sisa: Sisa, images: Images) -> None:
     ids = [*assigned_to(images, sisa.plan, 0, 1)[:2], *assigned_to(images, sisa.plan, 2, 0)[:3]]
     unlearned, _ = sisa.forget(images, ids, device="cpu")
     assert same(unlearned, train(without(images, ids)))
     assert not same(unlearned, sisa)
 
 
-def test_a_removed_image_left_in_a_slice_would_be_noticed(sisa: Sisa, images: Images) -> None:
+def test_training_on_a_removed_image_changes_the_weights(sisa: Sisa, images: Images) -> None:
     ids = assigned_to(images, sisa.plan, 1, 2)[:2]
     careless, _ = sisa.forget(images, ids[:1], device="cpu")
     assert not same(
@@ -164,7 +164,7 @@ def test_a_removed_image_left_in_a_slice_would_be_noticed(sisa: Sisa, images: Im
     )
 
 
-def test_a_checkpoint_that_saw_the_image_would_be_noticed(sisa: Sisa, images: Images) -> None:
+def test_starting_from_a_checkpoint_trained_on_the_image_changes_the_weights(sisa: Sisa, images: Images) -> None:
     ids = assigned_to(images, sisa.plan, 1, 0)[:1]
     old = sisa.shards[1]
     late = Shard(old.model, (old.before[1], *old.before[1:]))  # as if slice 0 had been trained already
@@ -190,7 +190,7 @@ def test_the_order_of_the_images_does_not_matter(sisa: Sisa, images: Images) -> 
     assert same(sisa, train(images.take(torch.arange(len(images)).flip(0))))
 
 
-def test_a_start_that_ignores_its_seed_repeats_itself_too(images: Images) -> None:
+def test_a_start_that_ignores_its_seed_is_reproducible_too(images: Images) -> None:
     def careless(seed: int) -> famr.Classifier:
         return famr.Classifier(network(), LABELS, PREPROCESSING)
 
@@ -201,13 +201,15 @@ def test_a_start_that_ignores_its_seed_repeats_itself_too(images: Images) -> Non
     assert same(one, other)
 
 
-def test_several_removals_in_a_row_are_one_retraining(sisa: Sisa, images: Images) -> None:
+def test_several_removals_in_a_row_equal_one_retraining(sisa: Sisa, images: Images) -> None:
     ids = images.ids[3:200:40]
-    found = sisa
+    unlearned = sisa
     for id_ in ids:
-        found, _ = found.forget(images, [id_], device="cpu")  # the data may still hold what was forgotten before
-    assert same(found, train(without(images, ids)))
-    assert same(found, sisa.forget(without(images, ids), ids, device="cpu")[0])
+        unlearned, _ = unlearned.forget(
+            images, [id_], device="cpu"
+        )  # the data may still contain images forgotten before
+    assert same(unlearned, train(without(images, ids)))
+    assert same(unlearned, sisa.forget(without(images, ids), ids, device="cpu")[0])
 
 
 def test_a_vision_transformer_forgets_exactly(digits: Data, tmp_path: Path) -> None:
@@ -223,23 +225,23 @@ def test_a_vision_transformer_forgets_exactly(digits: Data, tmp_path: Path) -> N
     )
     loaded = load_sisa(trained.save(tmp_path / "vit"))
     assert same(loaded.forget(few, few.ids[:1], device="cpu")[0], retrained)
-    famr.load_model(str(tmp_path / "vit/shard-1"))  # a model folder like any other
+    famr.load_model(str(tmp_path / "vit/shard-1"))  # a model folder that timm and famr load
 
 
-# What is retrained
+# Retrained stages
 
 
-def test_untouched_shards_and_earlier_slices_keep_their_very_weights(sisa: Sisa, images: Images) -> None:
+def test_unaffected_shards_and_earlier_slices_are_the_same_objects(sisa: Sisa, images: Images) -> None:
     before = [shard.model.digest() for shard in sisa.shards]
     unlearned, _ = sisa.forget(images, assigned_to(images, sisa.plan, 1, 2)[:1], device="cpu")
     assert unlearned.shards[0] is sisa.shards[0]
     assert unlearned.shards[2] is sisa.shards[2]
     assert all(a is b for a, b in zip(unlearned.shards[1].before[:2], sisa.shards[1].before[:2], strict=True))
     assert unlearned.shards[1].model.digest() != before[1]
-    assert [shard.model.digest() for shard in sisa.shards] == before  # the old one is not changed
+    assert [shard.model.digest() for shard in sisa.shards] == before  # the old ensemble is not changed
 
 
-def test_only_touched_slices_are_trained_again(sisa: Sisa, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_affected_slices_are_retrained(sisa: Sisa, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[tuple[int, int]] = []
 
     def counting(model, images, training, *, seed, device):  # type: ignore[no-untyped-def]
@@ -276,14 +278,14 @@ def test_an_emptied_slice_is_still_exact(sisa: Sisa, images: Images) -> None:
     assert same(sisa.forget(images, ids, device="cpu")[0], train(without(images, ids)))
 
 
-def test_an_emptied_shard_goes_back_to_its_start_and_has_no_vote(images: Images) -> None:
-    def fresh(some: Images) -> Sisa:
-        return train_sisa(plain_start, some, shards=3, slices=2, training=TRAINING, seed=5, device="cpu")
+def test_an_emptied_shard_has_its_starting_weights_and_no_vote(images: Images) -> None:
+    def train_plain(part: Images) -> Sisa:
+        return train_sisa(plain_start, part, shards=3, slices=2, training=TRAINING, seed=5, device="cpu")
 
-    trained = fresh(images)
+    trained = train_plain(images)
     ids = [id_ for id_ in images.ids if trained.plan.assign(id_).shard == 1]
     unlearned, removal = trained.forget(images, ids, device="cpu")
-    assert same(unlearned, fresh(without(images, ids)))
+    assert same(unlearned, train_plain(without(images, ids)))
     assert unlearned.shards[1].model.digest() == plain_start(trained.plan.start_seed(1)).digest()
     assert removal.passes == 0
     both = [predict(unlearned.shards[shard].model, images, CPU).logits for shard in (0, 2)]
@@ -324,21 +326,21 @@ def test_votes_and_means_equal_a_slow_count() -> None:
 
 
 def test_votes_are_distributions_even_for_saturated_logits() -> None:
-    sure = torch.tensor([[[200.0, 0.0, -200.0]], [[200.0, 0.0, -200.0]]])
-    for vote in (majority_vote(sure), mean_vote(sure)):
+    saturated = torch.tensor([[[200.0, 0.0, -200.0]], [[200.0, 0.0, -200.0]]])
+    for vote in (majority_vote(saturated), mean_vote(saturated)):
         assert bool(vote.isfinite().all())
         torch.testing.assert_close(vote.exp().sum(dim=-1), torch.ones(1))
 
 
 def test_the_ensemble_is_a_classifier_for_every_metric(sisa: Sisa, digits: Data, images: Images) -> None:
-    together = sisa.classifier()
-    each = torch.stack([predict(shard.model, images, CPU).logits for shard in sisa.shards])
-    torch.testing.assert_close(predict(together, images, CPU).logits, majority_vote(each))
+    ensemble = sisa.classifier()
+    members = torch.stack([predict(shard.model, images, CPU).logits for shard in sisa.shards])
+    torch.testing.assert_close(predict(ensemble, images, CPU).logits, majority_vote(members))
     data = replace(digits, train=images)
     splits = famr.split(data, famr.Request(samples=images.ids[:5]))
     assert splits.retain is not None
     unlearned, _ = sisa.forget(splits.retain, splits.forget.ids, device="cpu")
-    scores = famr.compare(together, unlearned.classifier("mean"), None, splits, device="cpu")
+    scores = famr.compare(ensemble, unlearned.classifier("mean"), None, splits, device="cpu")
     assert scores.unlearned.forget_kl is not None
     assert scores.unlearned.counts["forget"] == 5
 
@@ -347,8 +349,8 @@ def test_the_ensemble_classifies_the_digits(digits: Data) -> None:
     longer = replace(TRAINING, epochs=12, learning_rate=1e-2)
     trained = train_sisa(start, digits.train, shards=3, slices=2, training=longer, device="cpu")
     assert digits.test is not None
-    together = [accuracy_on_images(trained.classifier(vote), digits.test, CPU) or 0 for vote in ("majority", "mean")]
-    assert min(together) > 0.8
+    accuracies = [accuracy_on_images(trained.classifier(vote), digits.test, CPU) or 0 for vote in ("majority", "mean")]
+    assert min(accuracies) > 0.8
 
 
 # The folder
@@ -359,7 +361,7 @@ def test_a_saved_sisa_predicts_the_same_and_forgets_the_same(sisa: Sisa, images:
     loaded = load_sisa(folder, module=network())
     assert same(loaded, sisa)
     assert loaded.training == sisa.training
-    one, other = (predict(found.classifier(), images, CPU).logits for found in (sisa, loaded))
+    one, other = (predict(ensemble.classifier(), images, CPU).logits for ensemble in (sisa, loaded))
     assert torch.equal(one, other)
     ids = images.ids[10:13]
     unlearned, removal = loaded.forget(images, ids, device="cpu")
@@ -430,7 +432,7 @@ def test_a_folder_without_a_valid_sisa_json_is_refused(tmp_path: Path) -> None:
 # The certificate
 
 
-def test_the_certificate_says_what_was_retrained_and_what_it_assumes(sisa: Sisa, images: Images) -> None:
+def test_the_certificate_states_what_was_retrained_and_what_it_assumes(sisa: Sisa, images: Images) -> None:
     ids = [*assigned_to(images, sisa.plan, 0, 2)[:1], *assigned_to(images, sisa.plan, 2, 1)[:2]]
     unlearned, removal = sisa.forget(images, ids, device="cpu")
     proof = Certificate.from_json(json.loads(json.dumps(removal.certificate().to_json(), allow_nan=False)))

@@ -1,7 +1,8 @@
-"""What `FAMR()` picks, that it says so, and how it does on digits against retraining."""
+"""What `FAMR()` picks, that it says so, and how it compares with retraining on digits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,109 +10,165 @@ import torch
 
 import famr
 from conftest import SHIFTS, small_vit
-from famr.config import FAMR
+from famr.config import FAMR, ResolvedFAMR
 from famr.data import Data
 from famr.data.request import Kind
 from famr.engine.inference import predict
+from famr.engine.plain import PlainEngine
 from famr.errors import RequestError
-from famr.unlearn.resolve import AtHand, enough_epochs, settle
+from famr.targets import TARGETS
+from famr.training import Trained
+from famr.unlearn.inputs import Available
+from famr.unlearn.resolve import enough_epochs, resolve
+
+FORGET_IMAGES = 4 * 128
+"""Four steps a pass."""
 
 
-def at_hand(kind: Kind, retained: bool = True, held_out: bool = True, sketch: bool = False) -> AtHand:
-    return AtHand(kind, retained, held_out, sketch, batches=4)
+def available(kind: Kind, retained: bool = True, held_out: bool = True, sketch: bool = False) -> Available:
+    return Available(kind, retained, held_out, sketch, FORGET_IMAGES)
+
+
+def resolved(method: FAMR, found: Available, sharded: bool = False) -> tuple[ResolvedFAMR, str]:
+    engine = PlainEngine(torch.device("cpu"))
+    return resolve(method, found, ShardedEngine(engine.device) if sharded else engine)
+
+
+class ShardedEngine(PlainEngine):
+    """One that divides weights among processes."""
+
+    @property
+    def sharded(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(
-    ("found", "target", "anchor"),
+    ("data", "target", "anchor"),
     [
-        (at_hand("class"), "masked", "l2"),
-        (at_hand("concept"), "masked", "l2"),
-        (at_hand("samples"), "reference", "l2"),
-        (at_hand("style"), "probe", "l2"),
-        (at_hand("samples", retained=False, sketch=True), "reference", "kfac"),
-        (at_hand("class", retained=False, held_out=False, sketch=True), "masked", "kfac"),
-        (at_hand("images", retained=False, held_out=False), "uniform", "l2"),
+        (available("class"), "masked", "l2"),
+        (available("concept"), "masked", "l2"),
+        (available("samples"), "reference", "l2"),
+        (available("style"), "probe", "l2"),
+        (available("samples", retained=False, sketch=True), "reference", "kfac"),
+        (available("class", retained=False, held_out=False, sketch=True), "masked", "kfac"),
+        (available("images", retained=False, held_out=False), "uniform", "l2"),
     ],
 )
-def test_target_and_anchor_go_by_the_request_and_the_data(found: AtHand, target: str, anchor: str) -> None:
-    method, why = settle(FAMR(), found)
-    assert (method.target, method.anchor) == (target, anchor)
+def test_target_and_anchor_follow_from_the_request_and_the_data(data: Available, target: str, anchor: str) -> None:
+    method = FAMR(beta=None, style_layer="x") if data.kind == "style" else FAMR()
+    config, why = resolved(method, data)
+    assert (config.target, config.anchor) == (target, anchor)
     assert target in why
     assert anchor in why
     assert "\n" not in why
-    assert bool(method.function_strength) == found.retained
+    assert bool(config.function_strength) == data.retained
 
 
-def test_curvature_is_taken_where_answers_are_not_held_or_all_layers_move() -> None:
+def test_curvature_is_used_without_a_function_space_anchor_or_where_all_layers_change() -> None:
     natural = {"optimiser": "natural"}
     for method in (FAMR(function_strength=0.0), FAMR(edited_share=1.0)):
-        assert settle(replace(method, **natural), at_hand("class"))[0].anchor == "kfac"  # type: ignore[arg-type]
-    assert settle(FAMR(function_strength=2.0), at_hand("class"))[0].anchor == "l2"
+        assert resolved(replace(method, **natural), available("class"))[0].anchor == "kfac"  # type: ignore[arg-type]
+    assert resolved(FAMR(function_strength=2.0), available("class"))[0].anchor == "l2"
 
 
-def test_what_the_user_said_is_left_alone() -> None:
+def test_settings_of_the_user_are_not_changed() -> None:
     paper = FAMR.paper()
-    assert settle(paper, at_hand("class")) == (paper, "")
-    method, why = settle(FAMR(target="uniform", epochs=3), at_hand("class"))
-    assert (method.target, method.epochs) == ("uniform", 3)
+    config, why = resolved(paper, available("class"))
+    assert (config.to_json(), why) == (paper.to_json(), "")
+    config, why = resolved(FAMR(target="uniform", epochs=3), available("class"))
+    assert (config.target, config.epochs) == ("uniform", 3)
     assert "target" not in why
 
 
-def test_another_optimiser_does_not_inherit_the_natural_step() -> None:
+def test_every_optimiser_has_a_rate_of_its_own() -> None:
     rates = {
-        kind: settle(FAMR(optimiser=kind), at_hand("class"))[0].learning_rate for kind in ("natural", "sgd", "adam")
+        kind: resolved(FAMR(optimiser=kind), available("class"))[0].learning_rate for kind in ("natural", "sgd", "adam")
     }
     assert rates == {"natural": 0.5, "sgd": 1e-4, "adam": 1e-4}
 
 
+def test_a_temperature_is_for_targets_that_have_one() -> None:
+    temperatures = {
+        target: resolved(FAMR(target=target, temperature=0.4), available("class"))[0].temperature for target in TARGETS
+    }
+    assert temperatures == {"uniform": None, "masked": 0.4, "reference": None, "tempered": 0.4, "probe": None}
+
+
 def test_small_forget_sets_are_seen_more_often() -> None:
-    assert [enough_epochs(batches, "natural") for batches in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
-    assert [enough_epochs(batches, "adam") for batches in (1, 4, 1000)] == [100, 25, 8]
-    assert enough_epochs(1000, "adam", at_least=12) == 12
+    assert [enough_epochs(steps, natural=True) for steps in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
+    assert [enough_epochs(steps, natural=False) for steps in (1, 4, 1000)] == [100, 25, 8]
+    assert enough_epochs(1000, natural=False, least=12) == 12
 
 
-def test_samples_and_styles_move_every_layer_and_are_held_on_all_that_the_steps_see() -> None:
-    found = replace(at_hand("samples"), classes=10, fewest=1000)
-    method, why = settle(FAMR(), found)
-    assert (method.optimiser, method.edited_share, method.edit_head) == ("adam", 1.0, True)
-    assert method.function_images == 900  # 25 epochs × 4 batches × 128 images would see 1280 of each class
-    assert f"{method.function_images} retained" in why
-    assert settle(FAMR(), replace(found, fewest=50))[0].function_images == 45  # some are left to watch the run on
-    assert settle(FAMR(), replace(found, kind="class"))[0].function_images == 20
-    assert settle(FAMR(), replace(found, retained=False, sketch=True))[0].optimiser == "natural"
+def test_samples_and_styles_change_every_layer_and_are_anchored_on_all_images_that_the_steps_use() -> None:
+    data = replace(available("samples"), classes=10, fewest=1000)
+    config, why = resolved(FAMR(), data)
+    assert (config.optimiser, config.edited_share, config.edit_head) == ("adam", 1.0, True)
+    assert config.function_images == 900  # 25 epochs × 4 batches × 128 images would use 1280 of each class
+    assert f"{config.function_images} retained" in why
+    assert resolved(FAMR(), replace(data, fewest=50))[0].function_images == 45  # some are left to watch the run on
+    assert resolved(FAMR(), replace(data, kind="class"))[0].function_images == 20
+    assert resolved(FAMR(), replace(data, retained=False, sketch=True))[0].optimiser == "natural"
 
 
-@pytest.mark.parametrize(("classes", "held"), [(2, 20), (100, 20), (307, 20), (400, 16), (1000, 7), (21_000, 1)])
-def test_no_more_images_are_held_than_the_steps_of_a_run_can_draw(classes: int, held: int) -> None:
-    found = replace(at_hand("class"), classes=classes, fewest=1000)
-    method, why = settle(FAMR(), found)
-    assert method.function_images == held
-    assert f"answers held on {held} retained images a class" in why
+@pytest.mark.parametrize(("classes", "per_class"), [(2, 20), (100, 20), (307, 20), (400, 16), (1000, 7), (21_000, 1)])
+def test_no_more_images_are_anchored_than_the_steps_of_a_run_can_draw(classes: int, per_class: int) -> None:
+    data = replace(available("class"), classes=classes, fewest=1000)
+    config, why = resolved(FAMR(), data)
+    assert config.function_images == per_class
+    assert f"function-space anchor on {per_class} retained images a class" in why
     drawn = 12 * 4 * 128  # images in the steps of twelve epochs
-    assert held in (1, 20) or (held - 1) * classes < drawn <= held * classes
-    assert settle(FAMR(function_images=20), found)[0].function_images == 20  # whoever asks for them has them
+    assert per_class in (1, 20) or (per_class - 1) * classes < drawn <= per_class * classes
+    assert resolved(FAMR(function_images=20), data)[0].function_images == 20  # the user's number is not changed
+
+
+def test_where_weights_are_divided_only_an_anchor_that_needs_no_whole_layers_serves() -> None:
+    config, why = resolved(FAMR(edited_share=1.0), available("class"), sharded=True)
+    assert config.anchor == "l2"
+    assert "divided" in why
+    for anchor in ("fisher", "kfac"):
+        with pytest.raises(RequestError, match=f"The {anchor} anchor needs whole layers"):
+            resolved(FAMR(anchor=anchor), available("class"), sharded=True)
+
+
+QUIET = famr.Monitor(track_retain=False, rows=1)
 
 
 @pytest.fixture(scope="module")
-def never_saw(digits: Data, retrained: famr.Classifier) -> dict[str, famr.Classifier]:
-    """Models trained without a class, by its name."""
-    images = famr.split(digits, famr.Request(classes=["8"])).retain
-    assert images is not None
-    training = famr.Training(epochs=20, batch_size=64, learning_rate=3e-3, augmentation=SHIFTS)
-    return {"3": retrained, "8": famr.fit(small_vit(digits), images, training, device="cpu").model}
+def retrained(
+    digits: Data, without_three: famr.Splits, once: Callable[[str, Callable[[], Trained]], Trained]
+) -> famr.Classifier:
+    """A model that was trained without threes: the first of `retrained_runs`, without the others."""
+
+    def train() -> Trained:
+        assert without_three.retain is not None
+        training = famr.Training(epochs=20, batch_size=64, learning_rate=3e-3, augmentation=SHIFTS)
+        return famr.fit(small_vit(digits), without_three.retain, training, device="cpu")
+
+    return once("without-3-0", train).model
 
 
-@pytest.mark.parametrize("name", ["3", "8"])
 def test_the_default_forgets_a_digit_and_keeps_what_retraining_keeps(
-    original: famr.Classifier, digits: Data, never_saw: dict[str, famr.Classifier], name: str
+    original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
-    splits = famr.split(digits, famr.Request(classes=[name]))
-    result = famr.forget(original, splits, device="cpu", monitor=famr.Monitor(track_retain=False))
-    scores = famr.evaluate(result, splits, never_saw[name], device="cpu")
+    result = famr.forget(original, without_three, device="cpu", monitor=QUIET)
+    scores = famr.evaluate(result, without_three, retrained, device="cpu")
     assert scores.retrained is not None
     assert scores.unlearned.forget_accuracy <= 0.02  # type: ignore[operator]
     assert scores.unlearned.forget_test_accuracy <= 0.05  # type: ignore[operator]
     assert scores.unlearned.retain_accuracy >= scores.retrained.retain_accuracy - 0.01  # type: ignore[operator]
+
+
+def test_the_default_forgets_another_digit_and_keeps_what_the_original_knows(
+    original: famr.Classifier, digits: Data
+) -> None:
+    splits = famr.split(digits, famr.Request(classes=["8"]))
+    result = famr.forget(original, splits, device="cpu", monitor=QUIET)
+    scores = famr.evaluate(result, splits, device="cpu")
+    assert scores.original is not None
+    assert scores.unlearned.forget_accuracy <= 0.02  # type: ignore[operator]
+    assert scores.unlearned.forget_test_accuracy <= 0.05  # type: ignore[operator]
+    assert scores.unlearned.retain_accuracy >= scores.original.retain_accuracy - 0.01  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +179,7 @@ def test_the_default_forgets_a_digit_and_keeps_what_retraining_keeps(
         (famr.Request(style=("x", "y")), FAMR(beta=None, style_layer="blocks.0", demotion=0.03)),
     ],
 )
-def test_a_demotion_that_would_do_nothing_is_refused(
+def test_a_demotion_is_refused_for_a_target_that_takes_none(
     original: famr.Classifier, digits: Data, request_: famr.Request, method: FAMR
 ) -> None:
     columns = {"x": ["y" if row % 5 == 0 else "z" for row in range(len(digits.train.all_targets))]}
@@ -138,10 +195,8 @@ def test_a_demotion_that_would_do_nothing_is_refused(
 def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_models(
     original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
-    usual, found = (
-        famr.forget(
-            original, without_three, famr.FAMR(demotion=gamma), device="cpu", monitor=famr.Monitor(track_retain=False)
-        )
+    without, demoted = (
+        famr.forget(original, without_three, famr.FAMR(demotion=gamma), device="cpu", monitor=QUIET)
         for gamma in (0.0, None)
     )
 
@@ -150,46 +205,49 @@ def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_
         logits = predict(model, without_three.forget, torch.device("cpu")).logits
         return float((logits > logits[:, 3:4]).sum(dim=1).float().mean())
 
-    assert likelier(found.model) > likelier(usual.model) + 1
-    assert abs(likelier(found.model) - likelier(retrained)) < abs(likelier(usual.model) - likelier(retrained))
-    before, after = (famr.evaluate(result, without_three, device="cpu").unlearned for result in (usual, found))
+    assert likelier(demoted.model) > likelier(without.model) + 1
+    assert abs(likelier(demoted.model) - likelier(retrained)) < abs(likelier(without.model) - likelier(retrained))
+    before, after = (famr.evaluate(result, without_three, device="cpu").unlearned for result in (without, demoted))
     assert after.forget_accuracy <= 0.02  # type: ignore[operator]
     assert after.retain_accuracy >= before.retain_accuracy - 0.01  # type: ignore[operator]
-    assert found.method.demotion == 0.03
-    assert "demotion 0.03" in found.why
-    assert "demotion" not in usual.why
+    assert demoted.method.demotion == 0.03
+    assert "demotion 0.03" in demoted.why
+    assert "demotion" not in without.why
 
 
-def test_the_default_for_samples_makes_them_like_held_out_images(original: famr.Classifier, digits: Data) -> None:
+def test_the_default_for_samples_brings_them_to_the_confidence_of_held_out_images(
+    original: famr.Classifier, digits: Data
+) -> None:
     splits = famr.split(digits, famr.Request(samples=list(range(0, 1000, 7))))
-    result = famr.forget(original, splits, device="cpu", monitor=famr.Monitor(track_retain=False))
+    result = famr.forget(original, splits, device="cpu", monitor=QUIET)
     assert result.method.target == "reference"
     assert result.history[-1].loss_forget <= max(0.01, result.history[0].loss_forget / 2)
     assert result.history[-1].forget_accuracy > 0.9  # type: ignore[operator]
 
 
 def test_a_concept_across_classes_is_forgotten_as_samples_are(original: famr.Classifier, digits: Data) -> None:
-    """Its classes stay: to forget every third image is not to forget a digit."""
-    third = ["yes" if row % 3 == 0 else "no" for row in range(len(digits.train.all_targets))]
-    train = replace(digits.train, all_columns={"third": third})
-    data = replace(digits, train=train, test=replace(digits.test, all_columns={"third": third}))  # type: ignore[type-var]
-    splits = famr.split(data, famr.Request(concept=("third", "yes")))
+    """Its classes stay: to forget every ninth image is not to forget a digit."""
+    ninth = ["yes" if row % 9 == 0 else "no" for row in range(len(digits.train.all_targets))]
+    train = replace(digits.train, all_columns={"ninth": ninth})
+    data = replace(digits, train=train, test=replace(digits.test, all_columns={"ninth": ninth}))  # type: ignore[type-var]
+    splits = famr.split(data, famr.Request(concept=("ninth", "yes")))
     assert not splits.forgets_classes()
-    result = famr.forget(original, splits, device="cpu", monitor=famr.Monitor(track_retain=False))
+    result = famr.forget(original, splits, device="cpu", monitor=QUIET)
     assert result.method.target == "reference"
     assert result.classes == ()
     assert result.history[-1].forget_accuracy > 0.9  # type: ignore[operator]
 
 
-def test_with_a_sketch_images_tell_whether_they_are_whole_classes(
+def test_with_a_sketch_the_number_of_images_tells_whether_they_are_whole_classes(
     original: famr.Classifier, digits: Data, without_three: famr.Splits
 ) -> None:
     sketch = famr.take_sketch(original, digits, images=60, device="cpu")
     assert sketch.covers_classes(without_three.forget.targets)
     assert not sketch.covers_classes(without_three.forget.targets[1:])
     assert not sketch.covers_classes(torch.tensor([-1]))
-    whole = famr.forget(original, famr.forget_only(without_three.forget), sketch=sketch, device="cpu")
+    whole = famr.forget(original, famr.forget_only(without_three.forget), sketch=sketch, device="cpu", monitor=QUIET)
     assert whole.method.target == "masked"
     assert whole.history[-1].forget_accuracy <= 0.02  # type: ignore[operator]
     part = famr.forget_only(without_three.forget.take(torch.arange(20)))
-    assert famr.forget(original, part, sketch=sketch, device="cpu").method.target == "reference"
+    result = famr.forget(original, part, famr.FAMR(strength=1.0, epochs=1), sketch=sketch, device="cpu", monitor=QUIET)
+    assert result.method.target == "reference"

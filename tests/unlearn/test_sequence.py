@@ -1,4 +1,4 @@
-"""One request after another: what was forgotten stays forgotten, and the records add up."""
+"""Requests one after another: what was forgotten stays forgotten, and the records add up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_earlier_images_may_be_gone_from_the_data(digits: Data) -> None:
     assert splits.forgotten_classes() == (3, 5)
 
 
-def test_classes_handed_over_as_images_are_remembered_too(
+def test_classes_that_are_given_as_images_are_recorded_too(
     original: famr.Classifier, digits: Data, without_three: famr.Splits
 ) -> None:
     sketch = famr.take_sketch(original, digits, images=60, device="cpu")
@@ -64,16 +64,16 @@ def test_what_was_forgotten_before_cannot_be_forgotten_again(digits: Data) -> No
         after_three(digits, second="3")
 
 
-def test_samples_that_were_forgotten_before_hold_nothing_any_more(digits: Data) -> None:
+def test_samples_that_were_forgotten_before_are_not_retained(digits: Data) -> None:
     gone = digits.train.ids[4:7]
     splits = famr.split(digits, famr.Request(classes=["3"]), [EarlierRequest(famr.Request(samples=gone), (), 0.1)])
     assert splits.retain is not None
     assert not set(gone) & {*splits.retain.ids, *splits.forget.ids}
     assert [images.ids for images in splits.earlier_images if images is not None] == [gone]
-    by_position = [EarlierRequest(famr.Request(samples=[4]), (), 0.1)]  # which may be another image by now
-    whole = famr.split(digits, famr.Request(classes=["3"]), by_position)
-    assert whole.retain is not None
-    assert len(whole.retain) + len(whole.forget) == len(digits.train)
+    by_position = [EarlierRequest(famr.Request(samples=[4]), (), 0.1)]  # by now possibly another image
+    everything = famr.split(digits, famr.Request(classes=["3"]), by_position)
+    assert everything.retain is not None
+    assert len(everything.retain) + len(everything.forget) == len(digits.train)
 
 
 def test_earlier_runs_come_back_from_json() -> None:
@@ -103,7 +103,7 @@ def test_three_digits_one_after_another_stay_forgotten(
     assert scores["unlearned"]["forget_accuracy"] <= 0.02
     assert scores["unlearned"]["retain_accuracy"] >= scores["original"]["retain_accuracy"] - 0.02
     assert run("evaluate", model, "--device", "cpu", "--json")[1] == text
-    start, end = (famr.load_model(str(place)).module.state_dict() for place in (original_run, model))
+    start, end = (famr.load_model(str(folder)).module.state_dict() for folder in (original_run, model))
     moved = sum(float((tensor - end[name]).square().sum()) for name, tensor in start.items()) ** 0.5
     assert 0 < moved <= sum(drifts)
     code, _, err = run(

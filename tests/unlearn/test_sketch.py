@@ -1,4 +1,4 @@
-"""The sketch: taken once, it stands in for the training data, and for one set of weights only."""
+"""The sketch: taken once, it replaces the training data, for one set of weights only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 
 import famr
 from conftest import alg1
-from famr.anchors.fisher import fisher_diagonal
-from famr.anchors.kfac import SPECTRA, kfac_factors
+from famr.anchors import AnchorInputs, KFACAnchor, original_weights
+from famr.anchors.statistics import EIGEN_TENSORS, fisher_diagonal, kfac_statistics
 from famr.data import Data
 from famr.data.loaders import EVALUATION_BATCH, image_batches, order
+from famr.engine.plain import PlainSession
 from famr.errors import CheckpointError, RequestError
 from famr.models.classifier import eval_mode, logits_of
 
@@ -36,39 +37,56 @@ def test_a_sketch_comes_back_from_its_file(sketch: famr.Sketch, tmp_path: Path) 
     assert again.held_out.entropy == sketch.held_out.entropy
     assert again.held_out.entropy_when_wrong == sketch.held_out.entropy_when_wrong
     assert torch.equal(again.held_out.margins, sketch.held_out.margins)  # type: ignore[arg-type]
-    assert all(torch.equal(a, b) for a, b in zip(again.diagonal, sketch.diagonal, strict=True))
-    for ours, theirs in zip(again.layers, sketch.layers, strict=True):
+    assert all(torch.equal(a, b) for a, b in zip(again.fisher.diagonal, sketch.fisher.diagonal, strict=True))
+    for ours, theirs in zip(again.fisher.layers, sketch.fisher.layers, strict=True):
         assert (ours.weight, ours.bias) == (theirs.weight, theirs.bias)
-        assert all(torch.equal(getattr(ours, name), getattr(theirs, name)) for name in SPECTRA)
+        assert all(torch.equal(getattr(ours, name), getattr(theirs, name)) for name in EIGEN_TENSORS)
 
 
-def test_a_sketch_holds_the_metric_that_the_images_gave(
+def test_a_sketch_has_the_fisher_information_of_its_images(
     original: famr.Classifier, digits: Data, sketch: famr.Sketch
 ) -> None:
     some = digits.train.take(order(len(digits.train), 0)[:120])
     batches = image_batches(some, original.require_preprocessing(), EVALUATION_BATCH, torch.device("cpu"))
     draws = torch.Generator().manual_seed(0)
     with eval_mode(original.module):
-        fisher_diagonal(original.module, logits_of, batches(None), draws)
-        layers, _ = kfac_factors(original.module, logits_of, batches(None), draws)
-    for stored, taken in zip(sketch.layers, layers, strict=True):
+        diagonal = fisher_diagonal(original.module, logits_of, batches(None), draws)
+        layers, _ = kfac_statistics(original.module, logits_of, batches(None), draws)
+    for ours, theirs in zip(sketch.fisher.diagonal, diagonal, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for stored, taken in zip(sketch.fisher.layers, layers, strict=True):
         assert (stored.weight, stored.bias) == (taken.weight, taken.bias)
-        some_matrix = torch.randn(len(taken.G), len(taken.A), generator=torch.Generator().manual_seed(1))
-        exact = taken.G.double() @ some_matrix.double() @ taken.A.double()
-        apart = (stored.times(some_matrix).double() - exact).norm() / exact.norm()
-        assert apart < 1e-4
+        matrix = torch.randn(len(taken.g), len(taken.a), generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(stored.times(matrix), taken.times(matrix))
 
 
-def test_a_request_with_a_sketch_looks_for_no_eigenvectors(
+def test_an_anchor_from_a_sketch_concerns_the_parameters_that_may_change(
+    original: famr.Classifier, sketch: famr.Sketch
+) -> None:
+    session = PlainSession(original, torch.device("cpu"), "fp32", None)
+    names = [name for name, _ in session.model.module.named_parameters() if name.startswith("blocks.1.")]
+    session.train_only(names)
+    anchor = KFACAnchor.build(AnchorInputs(session, original_weights(session), None, sketch.fisher, seed=0))
+    assert len(anchor.rest) == len(names)
+    weights = {names[layer.weight]: layer for layer in anchor.layers}
+    assert set(weights) == {f"blocks.1.{part}.weight" for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+    for name, layer in weights.items():
+        (stored,) = [other for other in sketch.fisher.layers if sketch.fisher.names[other.weight] == name]
+        assert torch.equal(layer.U, stored.U)
+        assert layer.bias is not None
+        assert names[layer.bias] == name.replace("weight", "bias")
+
+
+def test_a_run_with_a_sketch_computes_no_eigenvectors(
     original: famr.Classifier, without_three: famr.Splits, sketch: famr.Sketch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(_matrix: torch.Tensor) -> object:
-        raise AssertionError("eigenvectors were looked for")
+        raise AssertionError("eigenvectors were computed")
 
     monkeypatch.setattr(torch.linalg, "eigh", never)
     alone = famr.forget_only(without_three.forget)
-    found = famr.forget(original, alone, famr.FAMR(epochs=2, strength=10.0), sketch=sketch, device="cpu")
-    assert found.method.anchor == "kfac"
+    result = famr.forget(original, alone, famr.FAMR(epochs=2, strength=10.0), sketch=sketch, device="cpu")
+    assert result.method.anchor == "kfac"
 
 
 def test_a_sketch_without_its_eigenvectors_is_no_sketch(sketch: famr.Sketch, tmp_path: Path) -> None:
@@ -79,14 +97,15 @@ def test_a_sketch_without_its_eigenvectors_is_no_sketch(sketch: famr.Sketch, tmp
     sketch.save(tmp_path / "a.safetensors")
     with safe_open(str(tmp_path / "a.safetensors"), framework="pt") as stored:
         header, tensors = stored.metadata(), {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    save_file({name.replace("U.", "A."): each for name, each in tensors.items()}, tmp_path / "b.safetensors", header)
+    older = {name.replace("U.", "A."): tensor for name, tensor in tensors.items()}
+    save_file(older, tmp_path / "b.safetensors", header)
     with pytest.raises(CheckpointError, match="earlier version") as caught:
         famr.Sketch.load(tmp_path / "b.safetensors")
     assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize("anchor", ["fisher", "kfac"])
-def test_a_sketch_and_the_images_it_was_taken_from_hold_alike(
+def test_a_sketch_and_the_images_it_was_taken_from_give_the_same_anchor(
     original: famr.Classifier, digits: Data, without_three: famr.Splits, sketch: famr.Sketch, anchor: str
 ) -> None:
     method = alg1(**{**SETTINGS, "anchor": anchor, "strength": 10.0, "fisher_images": 120, "epochs": 2})
@@ -124,7 +143,7 @@ def test_a_sketch_of_other_weights_is_refused(
     assert caught.value.exit_code == 4
 
 
-def test_taking_a_sketch_leaves_the_model_alone(original: famr.Classifier, sketch: famr.Sketch) -> None:
+def test_taking_a_sketch_does_not_change_the_model(original: famr.Classifier, sketch: famr.Sketch) -> None:
     assert original.digest() == sketch.weights_sha256
     assert all(parameter.grad is None for parameter in original.module.parameters())
 

@@ -1,13 +1,13 @@
-"""What holds the model near the original while it forgets: A(θ, θ₀) in J(θ) = L_forget(θ) + Σ λ·A(θ, θ₀).
+"""Anchors keep the model near the original while it forgets: A(θ, θ₀) in J(θ) = L_forget(θ) + Σ λ·A(θ, θ₀).
 
 Weight anchors measure distance in weight space and can be the metric of the natural step; the function-space anchor
-compares predictions on retained images. To add a weight anchor: a file with a class that has the methods of
-`base.WeightAnchor`, and a line here; the first line of its docstring is the help text of `--anchor`.
+compares predictions on retained images. To add a weight anchor: a file with a subclass of `WeightAnchor`, and a line in
+`ANCHORS`; the first line of its docstring is the help text of `--anchor`.
 """
 
 from __future__ import annotations
 
-from famr.anchors.base import Anchor, AnchorInputs, AnchorTerm, WeightAnchor, original_weights
+from famr.anchors.base import Anchor, AnchorInputs, AnchorTerm, Source, WeightAnchor, original_weights
 from famr.anchors.fisher import FisherAnchor
 from famr.anchors.function import FunctionAnchor
 from famr.anchors.kfac import KFACAnchor
@@ -22,6 +22,7 @@ __all__ = [
     "FunctionAnchor",
     "KFACAnchor",
     "L2Anchor",
+    "Source",
     "WeightAnchor",
     "original_weights",
 ]

@@ -1,34 +1,38 @@
-"""What an anchor is, and what it is made from."""
+"""The interface of anchors, and the inputs that a weight anchor is built from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from typing import ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
 from famr.anchors.statistics import FisherStatistics
-from famr.data.loaders import Batch
+from famr.data import Images
+from famr.data.loaders import EVALUATION_BATCH, Batches, LabelledImages, loader_batches
 from famr.engine.base import Session
+from famr.engine.finite import name_bad_images
 from famr.errors import RequestError
 
+Source = Images | Iterable[LabelledImages]
+"""Stored images, or a user's own batches of (images, labels) as the network takes them."""
 
-class Anchor(Protocol):
+
+class Anchor(ABC):
     """A(θ, θ₀): zero at θ₀, nowhere negative. No method leaves a graph behind."""
 
-    def draw(self) -> None:
-        """Take the next batch, for an anchor that has data of its own; called before every step."""
-        ...
-
+    @abstractmethod
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """A(θ, θ₀) over all the anchor knows.
+        """A(θ, θ₀).
 
         Args:
             parameters: θ.
         """
-        ...
 
+    @abstractmethod
     def gradient(self, parameters: Sequence[nn.Parameter]) -> Iterable[Tensor]:
         """∇A(θ, θ₀), or an unbiased estimate of it.
 
@@ -38,27 +42,49 @@ class Anchor(Protocol):
         Returns:
             One tensor a parameter, to be read once.
         """
-        ...
 
+    def draw(self) -> None:
+        """Take the next batch; called before every step. An anchor without data has nothing to do."""
+        return
 
-@runtime_checkable
-class WeightAnchor(Anchor, Protocol):
-    """An anchor that is a metric of the weights: A = ½ΔᵀFΔ with Δ = θ − θ₀."""
-
-    first_strength: ClassVar[dict[str, float]]
-    """λ at which the search begins: under `natural` as the metric of the step, under `penalty` as a term of J."""
-    predicts_divergence: ClassVar[bool]
-    """Whether A predicts the KL divergence of retained predictions, in nats, as Fisher information does."""
-
-    @classmethod
-    def build(cls, inputs: AnchorInputs) -> Self:
-        """The anchor at θ₀.
+    def restart(self, steps: int = 0) -> None:  # noqa: ARG002
+        """Draw as a run from θ₀ does. An anchor without data has nothing to do.
 
         Args:
-            inputs: What the run has.
+            steps: Steps that the run has taken already.
         """
-        ...
+        return
 
+
+class WeightAnchor(Anchor):
+    """An anchor that is a metric of the weights: A = ½ΔᵀFΔ with Δ = θ − θ₀.
+
+    Attributes:
+        strength_as_metric: λ at which a search begins where the anchor is the metric of the step.
+        strength_as_penalty: λ at which it begins where the anchor is a term of J.
+        predicts_divergence: Whether A predicts the KL divergence of retained predictions, in nats, as Fisher
+            information does.
+        needs_whole_layers: Whether it cannot be used where weights are divided among processes.
+    """
+
+    strength_as_metric: ClassVar[float]
+    strength_as_penalty: ClassVar[float]
+    predicts_divergence: ClassVar[bool] = False
+    needs_whole_layers: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def build(cls, inputs: AnchorInputs) -> Self:
+        """Build the anchor at θ₀.
+
+        Args:
+            inputs: The network, θ₀ and retained images.
+
+        Raises:
+            RequestError: Something that it needs is not available.
+        """
+
+    @abstractmethod
     def precondition(self, gradient: Sequence[Tensor], strength: float) -> Sequence[Tensor]:
         """(I + sF)⁻¹ g.
 
@@ -66,11 +92,15 @@ class WeightAnchor(Anchor, Protocol):
             gradient: g, one tensor a parameter.
             strength: s.
         """
-        ...
 
 
 class AnchorTerm(NamedTuple):
-    """An anchor and its strength λ in J."""
+    """A term λ·A of J.
+
+    Attributes:
+        anchor: A.
+        strength: λ.
+    """
 
     anchor: Anchor
     strength: float
@@ -78,51 +108,71 @@ class AnchorTerm(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AnchorInputs:
-    """Everything a weight anchor may read.
+    """Everything that a weight anchor may read.
 
     Attributes:
         session: The network at θ₀; its parameters are those that may change.
         original: θ₀ of these, see `original_weights`.
-        retained: Opens a pass over the images from which Fisher information is taken; None without such images.
-        statistics: Fisher information that was taken earlier, from a sketch.
-        seed: Of random draws.
+        source: Images from which Fisher information is taken; None without such images.
+        statistics: Fisher information from a sketch; None without one.
+        seed: Seed of random draws.
+        batch_size: Images at a time, at most.
     """
 
     session: Session
     original: Sequence[Tensor]
-    retained: Callable[[], Iterable[Batch]] | None
+    source: Source | None
     statistics: FisherStatistics | None
     seed: int
+    batch_size: int = EVALUATION_BATCH
 
     def names(self) -> list[str]:
         """Names of the parameters that may change."""
         return [name for name, parameter in self.session.model.module.named_parameters() if parameter.requires_grad]
 
-    def require_retained(self, anchor: str) -> Callable[[], Iterable[Batch]]:
-        """The pass over retained images.
+    def known_statistics(self) -> FisherStatistics | None:
+        """Fisher information of the parameters that may change, from the sketch; None without one."""
+        return None if self.statistics is None else self.statistics.of(self.names(), self.session.device)
+
+    @contextmanager
+    def retained_batches(self, anchor: str) -> Iterator[Batches]:
+        """Passes over the images of `source`; an error inside of the block names those whose numbers are not finite.
 
         Args:
-            anchor: Name of the anchor that needs it.
+            anchor: Name of the anchor, for the error.
+
+        Yields:
+            Passes in batches as the network takes them.
 
         Raises:
-            RequestError: There are none.
+            RequestError: There are no images.
         """
-        if self.retained is None:
-            raise no_retained_images(anchor)
-        return self.retained
+        source = require_source(self.source, anchor)
+        if isinstance(source, Images):
+            with name_bad_images(source.ids):
+                yield self.session.image_batches(source, self.batch_size)
+        else:
+            with name_bad_images(None):
+                yield loader_batches(source, self.session.device)
 
 
-def no_retained_images(anchor: str) -> RequestError:
-    """The error for an anchor whose images are missing.
+def require_source(source: Source | None, anchor: str) -> Source:
+    """The images of an anchor.
 
     Args:
-        anchor: Its name.
+        source: The images; None where there are none.
+        anchor: Name of the anchor.
+
+    Raises:
+        RequestError: There are none.
     """
-    return RequestError(
-        f"The {anchor} anchor needs retained images, or others like them.",
-        where="anchor",
-        fix="Give the whole data, a sketch (famr sketch), or use the l2 anchor.",
-    )
+    if source is None:
+        raise RequestError(
+            f"The {anchor} anchor needs retained images, or others like them.",
+            where="anchor",
+            fix="Give the whole data, a sketch (famr sketch), or use the l2 anchor.",
+        )
+    return source
 
 
 def original_weights(session: Session) -> list[Tensor]:

@@ -9,13 +9,13 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from famr.anchors.base import AnchorInputs
+from famr.anchors.base import AnchorInputs, WeightAnchor
 from famr.anchors.statistics import fisher_diagonal
 from famr.models.classifier import logits_of
 
 
 @dataclass(frozen=True, eq=False)
-class FisherAnchor:
+class FisherAnchor(WeightAnchor):
     """Diagonal of the Fisher information of retained images: A = ½ Σᵢ Fᵢ(θᵢ − θ₀ᵢ)².
 
     Attributes:
@@ -26,20 +26,20 @@ class FisherAnchor:
     original: Sequence[Tensor]
     fisher: Sequence[Tensor]
 
-    first_strength: ClassVar[dict[str, float]] = {"natural": 1e3, "penalty": 1e4}
+    strength_as_metric: ClassVar[float] = 1e3
+    strength_as_penalty: ClassVar[float] = 1e4
     predicts_divergence: ClassVar[bool] = True
 
     @classmethod
-    def build(cls, inputs: AnchorInputs) -> Self:  # noqa: D102
-        if inputs.statistics is not None:
-            known = inputs.statistics.of(inputs.names(), inputs.session.device)
+    def build(cls, inputs: AnchorInputs) -> Self:
+        """See `WeightAnchor.build`."""
+        known = inputs.known_statistics()
+        if known is not None:
             return cls(inputs.original, known.diagonal)
         draws = torch.Generator().manual_seed(inputs.seed)
-        images = inputs.require_retained("fisher")()
-        return cls(inputs.original, fisher_diagonal(inputs.session.model.module, logits_of, images, draws))
-
-    def draw(self) -> None:  # noqa: D102
-        return
+        with inputs.retained_batches("fisher") as batches:
+            fisher = fisher_diagonal(inputs.session.model.module, logits_of, batches(None), draws)
+        return cls(inputs.original, fisher)
 
     @torch.no_grad()
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -1,6 +1,6 @@
 """The K-FAC anchor: each layer is anchored in its own metric, a Kronecker product A ⊗ G.
 
-Unlike the diagonal this sees directions: a change of W that retained inputs do not excite costs nothing.
+Unlike the diagonal it distinguishes directions: a change of W that retained inputs do not excite costs nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from famr.anchors.base import AnchorInputs
+from famr.anchors.base import AnchorInputs, WeightAnchor
 from famr.anchors.statistics import LayerFisher, covered, fisher_diagonal, kfac_statistics
 from famr.models.classifier import logits_of
 
 
 @dataclass(frozen=True, eq=False)
-class KFACAnchor:
+class KFACAnchor(WeightAnchor):
     """Fisher information of retained images layer by layer: A = ½ Σ tr(ΔWᵀ G ΔW A) + ½ Σ_rest Fᵢ Δᵢ².
 
     Attributes:
@@ -31,24 +31,23 @@ class KFACAnchor:
     layers: Sequence[LayerFisher]
     rest: Sequence[Tensor]
 
-    first_strength: ClassVar[dict[str, float]] = {"natural": 1e2, "penalty": 1e2}
+    strength_as_metric: ClassVar[float] = 1e2
+    strength_as_penalty: ClassVar[float] = 1e2
     predicts_divergence: ClassVar[bool] = True
 
     @classmethod
-    def build(cls, inputs: AnchorInputs) -> Self:  # noqa: D102
-        if inputs.statistics is not None:
-            known = inputs.statistics.of(inputs.names(), inputs.session.device)
-            held = covered(known.layers)
-            rest = [torch.zeros_like(f) if index in held else f for index, f in enumerate(known.diagonal)]
+    def build(cls, inputs: AnchorInputs) -> Self:
+        """See `WeightAnchor.build`."""
+        known = inputs.known_statistics()
+        if known is not None:
+            in_layers = covered(known.layers)
+            rest = [torch.zeros_like(f) if index in in_layers else f for index, f in enumerate(known.diagonal)]
             return cls(inputs.original, known.layers, rest)
-        retained, module = inputs.require_retained("kfac"), inputs.session.model.module
-        draws = torch.Generator().manual_seed(inputs.seed)
-        layers, diagonals = kfac_statistics(module, logits_of, retained(), draws)
-        rest = fisher_diagonal(module, logits_of, retained(), draws, covered(layers) | diagonals.keys())
-        return cls(inputs.original, layers, [diagonals.get(index, f) for index, f in enumerate(rest)])
-
-    def draw(self) -> None:  # noqa: D102
-        return
+        module, draws = inputs.session.model.module, torch.Generator().manual_seed(inputs.seed)
+        with inputs.retained_batches("kfac") as batches:
+            layers, norms = kfac_statistics(module, logits_of, batches(None), draws)
+            rest = fisher_diagonal(module, logits_of, batches(None), draws, covered(layers) | norms.keys())
+        return cls(inputs.original, layers, [norms.get(index, f) for index, f in enumerate(rest)])
 
     @torch.no_grad()
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:

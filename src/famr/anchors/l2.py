@@ -8,12 +8,12 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from famr.anchors.base import AnchorInputs
+from famr.anchors.base import AnchorInputs, WeightAnchor
 from famr.losses.objective import l2_penalty
 
 
 @dataclass(frozen=True, eq=False)
-class L2Anchor:
+class L2Anchor(WeightAnchor):
     """ℓ₂ distance to the original weights (the paper): A = ½‖θ − θ₀‖².
 
     Attributes:
@@ -22,15 +22,14 @@ class L2Anchor:
 
     original: Sequence[Tensor]
 
-    first_strength: ClassVar[dict[str, float]] = {"natural": 0.0, "penalty": 1e-4}
-    predicts_divergence: ClassVar[bool] = False
+    strength_as_metric: ClassVar[float] = 0.0  # no strength changes the direction of the step
+    strength_as_penalty: ClassVar[float] = 1e-4  # weak: the function-space anchor keeps more
+    needs_whole_layers: ClassVar[bool] = False
 
     @classmethod
-    def build(cls, inputs: AnchorInputs) -> Self:  # noqa: D102
+    def build(cls, inputs: AnchorInputs) -> Self:
+        """See `WeightAnchor.build`."""
         return cls(inputs.original)
-
-    def draw(self) -> None:  # noqa: D102
-        return
 
     def penalty(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """½‖θ − θ₀‖².

@@ -1,8 +1,8 @@
 """Fisher information of a network on some images: its diagonal, and a Kronecker product A ⊗ G a layer [K-FAC].
 
-For a layer s = W ã (ã its input with a 1 for the bias) the Fisher information of W is about E[ã ãᵀ] ⊗ E[g gᵀ], with g
-the gradient in s of log p(y|x). A layer that is used at T positions (tokens, pixels) counts T times, positions taken as
-independent. Labels y are drawn from the model itself: with the data's labels it would be the empirical Fisher.
+For a layer s = W ã (ã is its input with a 1 for the bias) the Fisher information of W is about E[ã ãᵀ] ⊗ E[g gᵀ], where
+g is the gradient of log p(y|x) in s. A layer that is used at T positions (tokens, pixels) counts T times; the positions
+are taken as independent. Labels y are drawn from the model itself; the data's labels would give the empirical Fisher.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from famr.engine.oom import derivative_batch_size
 from famr.errors import NumericsError
 
 DIAGONAL_BATCH = 32
+"""Images whose gradients are computed one by one at a time; more where memory is free."""
 KFAC_BATCH = 64
+"""Images of a backward pass for A and G; more where memory is free."""
 GRADIENT_NUMBERS = 2**27
-"""Numbers of all per-image gradients held at once: half a gibibyte."""
+"""Numbers of all per-image gradients in memory at a time: half a gibibyte."""
 LARGEST_INPUT = 4096
 """Inputs of a layer above which A would take longer than everything else: it gets the diagonal instead."""
 RIDGES = (0.0, 1e-12, 1e-9)
-"""Shares of the mean eigenvalue that are added in turn where eigenvectors are not found."""
+"""Shares of the mean eigenvalue that are added to the diagonal in turn where LAPACK finds no eigenvectors."""
 EIGEN_TENSORS = ("a", "U", "g", "V")
 """The tensors of `LayerFisher`."""
 
@@ -38,7 +40,7 @@ Logits = Callable[[object], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LayerFisher:
-    """Fisher information A ⊗ G of one layer in eigenvectors: A = U diag(a) Uᵀ, G = V diag(g) Vᵀ.
+    """Fisher information A ⊗ G of one layer by its eigenvectors: A = U diag(a) Uᵀ, G = V diag(g) Vᵀ.
 
     Attributes:
         weight: Index of the layer's weight among the parameters.
@@ -78,7 +80,7 @@ class LayerFisher:
         """The same on a device.
 
         Args:
-            device: Where to.
+            device: Any device.
         """
         return replace(self, **{name: getattr(self, name).to(device) for name in EIGEN_TENSORS})
 
@@ -101,11 +103,11 @@ class FisherStatistics:
         """The part that concerns some parameters, on a device.
 
         Args:
-            names: Names of these parameters; indices count among them afterwards.
-            device: Where to.
+            names: Names of these parameters; the indices of the result count among them.
+            device: Any device.
         """
         diagonals = dict(zip(self.names, self.diagonal, strict=True))
-        index = {self.names.index(name): now for now, name in enumerate(names)}
+        index = {self.names.index(name): new for new, name in enumerate(names)}
         layers = [
             replace(
                 layer.to(device), weight=index[layer.weight], bias=None if layer.bias is None else index[layer.bias]
@@ -117,10 +119,10 @@ class FisherStatistics:
 
 
 def covered(layers: Iterable[LayerFisher]) -> set[int]:
-    """Indices of the parameters that layers cover.
+    """Indices of the parameters of some layers.
 
     Args:
-        layers: Any number of them.
+        layers: The layers.
     """
     return {index for layer in layers for index in (layer.weight, layer.bias) if index is not None}
 
@@ -153,13 +155,13 @@ def fisher_diagonal(
         logits: Reads the logits off what it returned.
         batches: Images.
         generator: Draws the labels, on the CPU.
-        skip: Indices of parameters that are left out, with zeros in their stead.
+        skip: Indices of parameters that are left out; they get zeros.
 
     Raises:
         NumericsError: A sum is not finite.
     """
-    every = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    names = [name for index, name in enumerate(every) if index not in skip]
+    trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    names = [name for index, name in enumerate(trainable) if index not in skip]
     state = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
     def log_likelihood(weights: dict[str, Tensor], image: Tensor, uniform: Tensor) -> Tensor:
@@ -169,14 +171,14 @@ def fisher_diagonal(
 
     gradients = torch.func.vmap(torch.func.grad(log_likelihood), in_dims=(None, 0, 0))
     weights = {name: state[name] for name in names}
-    total = {name: torch.zeros_like(state[name]) for name in every}
+    total = {name: torch.zeros_like(state[name]) for name in trainable}
     count = 0
     sums = Sums()
     if not names:
-        return [total[name] for name in every]
-    few = derivative_batch_size(DIAGONAL_BATCH, next(module.parameters()).device)
-    size = max(1, min(few, GRADIENT_NUMBERS // sum(tensor.numel() for tensor in weights.values())))
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the kernel that vmap knows
+        return [total[name] for name in trainable]
+    size = derivative_batch_size(DIAGONAL_BATCH, next(module.parameters()).device)
+    size = max(1, min(size, GRADIENT_NUMBERS // sum(tensor.numel() for tensor in weights.values())))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the one that vmap supports
         for batch in batches:
             for images in torch.split(batch.images, size):
                 uniform = torch.rand(len(images), generator=generator).to(images)
@@ -185,23 +187,27 @@ def fisher_diagonal(
                 count += len(images)
             sums.after(batch, (total[name] for name in names))
     sums.require_finite("Fisher information", {name: [total[name]] for name in names})
-    return [total[name] / max(1, count) for name in every]
+    return [total[name] / max(1, count) for name in trainable]
 
 
 class KFACStatistics(NamedTuple):
-    """What one pass over images finds."""
+    """Fisher information from one pass over images.
+
+    Attributes:
+        layers: A ⊗ G of each linear or convolutional layer.
+        norms: Diagonal Fisher information of layer normalisations, by the indices of scale and shift.
+    """
 
     layers: list[LayerFisher]
-    diagonals: dict[int, Tensor]
-    """Diagonal Fisher information of layer normalisations, by the indices of scale and shift."""
+    norms: dict[int, Tensor]
 
 
 def kfac_statistics(
     module: nn.Module, logits: Logits, batches: Iterable[Batch], generator: torch.Generator
 ) -> KFACStatistics:
-    """A and G of every linear and convolutional layer that is used, in eigenvectors.
+    """A and G of every linear and convolutional layer that is used.
 
-    Layer normalisations come on the way: they have two numbers a feature, whose per-image gradients are known.
+    The same pass gives the diagonal of layer normalisations, whose per-image gradients have a closed form.
 
     Args:
         module: The network in evaluation mode.
@@ -210,11 +216,11 @@ def kfac_statistics(
         generator: Draws the labels, on the CPU.
 
     Raises:
-        NumericsError: A sum is not finite, or has no eigenvectors that can be found.
+        NumericsError: A sum is not finite, or LAPACK finds no eigenvectors of it.
     """
-    index = {id(p): place for place, p in enumerate(p for p in module.parameters() if p.requires_grad)}
-    layers = [layer for layer in module.modules() if _is_covered(layer) and _all_in(layer, index)]
-    norms = [layer for layer in module.modules() if _is_vector_norm(layer) and _all_in(layer, index)]
+    index = {id(p): i for i, p in enumerate(p for p in module.parameters() if p.requires_grad)}
+    layers = [layer for layer in module.modules() if _has_factors(layer) and _is_trainable(layer, index)]
+    norms = [layer for layer in module.modules() if _is_vector_norm(layer) and _is_trainable(layer, index)]
     factors: dict[nn.Module, tuple[Tensor, Tensor]] = {}
     squares: dict[nn.Module, Tensor] = {}
     count, sums = 0, Sums()
@@ -227,8 +233,8 @@ def kfac_statistics(
                 likelihood = log_p.gather(-1, draw_labels(log_p.detach(), uniform)[:, None]).sum()
                 gradients = torch.autograd.grad(likelihood, [output for _, _, output in calls])
                 if not count:
-                    norms = [norm for norm in norms if _is_plain(norm, calls, len(images))]
-                _add(factors, squares, calls, gradients, norms, len(images))
+                    norms = [norm for norm in norms if _is_over_features(norm, calls, len(images))]
+                _add_batch(factors, squares, calls, gradients, norms, len(images))
                 count += len(images)
             sums.after(batch, (*(factor for pair in factors.values() for factor in pair), *squares.values()))
     names = {layer: name for name, layer in module.named_modules()}
@@ -263,7 +269,7 @@ def _recorded_calls(layers: Iterable[nn.Module]) -> Iterator[list[Call]]:
             handle.remove()
 
 
-def _add(
+def _add_batch(
     factors: dict[nn.Module, tuple[Tensor, Tensor]],
     squares: dict[nn.Module, Tensor],
     calls: Sequence[Call],
@@ -271,7 +277,7 @@ def _add(
     norms: Sequence[nn.Module],
     images: int,
 ) -> None:
-    """Add what one batch says: Σ ã ãᵀ and Σ g gᵀ of each layer, Σ g² of each normalisation's scale and shift."""
+    """Add the terms of one batch: Σ ã ãᵀ and Σ g gᵀ of each layer, Σ g² of each normalisation's scale and shift."""
     per_image: dict[nn.Module, Tensor] = {}
     for (layer, inputs, _), gradient in zip(calls, gradients, strict=True):
         if isinstance(layer, nn.LayerNorm):
@@ -292,12 +298,12 @@ def _layer_fisher(layer: nn.Module, A: Tensor, G: Tensor, index: Mapping[int, in
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvectors of a matrix that is positive up to rounding, in double precision: single fails on low ranks.
+    """Eigenvalues and eigenvectors of a matrix that is positive up to rounding.
 
-    Double may fail there too, as where images leave most inputs of a layer at zero; a little more on the diagonal,
-    far below what the images can tell, helps.
+    In double precision, as single fails on matrices of low rank. Double may fail there too, e.g. where most inputs of a
+    layer are zero on all images; then a ridge is added that is far below the precision of the statistics.
     """
-    double = (matrix.cpu() if matrix.device.type == "mps" else matrix).double()  # which has no double precision
+    double = (matrix.cpu() if matrix.device.type == "mps" else matrix).double()  # MPS has no double precision
     for share in RIDGES:
         ridge = torch.diag((share * double.diagonal().mean()).expand(len(double)))
         try:
@@ -306,13 +312,13 @@ def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
             continue
         return values.clamp(min=0).to(matrix), vectors.to(matrix)
     raise NumericsError(
-        "The Fisher information of a layer has no eigenvectors that could be found.",
+        "No eigenvectors of the Fisher information of a layer could be found.",
         where=f"anchor kfac, a matrix of {len(matrix)} rows",
         fix="Use --anchor fisher or l2. Nothing was written; the original is unchanged.",
     )
 
 
-def _all_in(layer: nn.Module, index: Mapping[int, int]) -> bool:
+def _is_trainable(layer: nn.Module, index: Mapping[int, int]) -> bool:
     return id(layer.weight) in index and (layer.bias is None or id(layer.bias) in index)
 
 
@@ -320,16 +326,16 @@ def _is_vector_norm(layer: nn.Module) -> bool:
     return isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1 and layer.bias is not None
 
 
-def _is_plain(norm: nn.Module, calls: Sequence[Call], images: int) -> bool:
-    """Whether it normalises over the last dimension, with the images along the first; some libraries' do not."""
+def _is_over_features(norm: nn.Module, calls: Sequence[Call], images: int) -> bool:
+    """Whether it normalises over the last dimension, with the images along the first; not in every library."""
     assert isinstance(norm, nn.LayerNorm)
     for layer, inputs, output in calls:
         if layer is not norm:
             continue
         if len(inputs) != images or inputs.ndim < 2 or inputs.shape[-1] != norm.normalized_shape[0]:
             return False
-        again = F.layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        if not torch.allclose(output, again, rtol=1e-3, atol=1e-3):
+        expected = F.layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        if not torch.allclose(output, expected, rtol=1e-3, atol=1e-3):
             return False
     return True
 
@@ -341,7 +347,8 @@ def _norm_gradients(norm: nn.LayerNorm, inputs: Tensor, gradient: Tensor) -> Ten
     return both.reshape(2, len(inputs), -1, inputs.shape[-1]).sum(dim=2)
 
 
-def _is_covered(layer: nn.Module) -> bool:
+def _has_factors(layer: nn.Module) -> bool:
+    """Whether A and G of a layer can be computed."""
     if isinstance(layer, nn.Conv2d):
         plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         return plain and layer.weight[0].numel() <= LARGEST_INPUT

@@ -1,1 +1,1 @@
-"""Audits: attacks and probes that a hostile reader would run."""
+"""Audits: attacks and probes against an unlearned model, compared with models retrained without the forget set."""

@@ -1,26 +1,19 @@
-"""`audit`: the original, the unlearned and retrained models before the same gates."""
+"""`audit`: the unlearned model, the original and retrained models at the same gates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
+from famr.audit.audit_data import AuditData, require_comparable
+from famr.audit.comparison import ComparedModels
 from famr.audit.costs import Stopwatch
-from famr.audit.deep_gates import depth_gates, relearning_gate, style_gate, survival_gates
-from famr.audit.gates import answer_gates
-from famr.audit.panel import Panel
-from famr.audit.populations import Populations, shadow_statements, u_lira_gate, u_lira_rocs
-from famr.audit.stated import alikeness, notes, statements
-from famr.audit.verdict import Audit, Check, Figure, check, read_thresholds
-from famr.audit.witness import (
-    Questions,
-    StyleLayer,
-    Witness,
-    question,
-    relearned,
-    require_comparable,
-    survived,
-)
+from famr.audit.measurements import is_reference, measure_models
+from famr.audit.shadow_attacks import shadow_figures, u_lira_by_kind
+from famr.audit.shadow_logits import ShadowLogits
+from famr.audit.style_probe import StyleLayer
+from famr.audit.ungated import cka_by_layer, notes, power, ungated_measurements
+from famr.audit.verdict import Audit, judge, read_thresholds
 from famr.data.splits import Splits
 from famr.engine.devices import deterministic, pick_device
 from famr.errors import RequestError
@@ -33,100 +26,84 @@ def audit(
     *,
     original: Classifier | None = None,
     retrained: Sequence[Classifier] = (),
-    shadows: Populations | None = None,
+    shadows: ShadowLogits | None = None,
     style: StyleLayer | None = None,
     quick: bool = False,
     thresholds: Mapping[str, float] | None = None,
     seed: int = 0,
     device: str | None = None,
 ) -> Audit:
-    """Hold models against retrained ones, gate by gate; without a retrained model those gates cannot tell.
+    """Compare an unlearned model with retrained ones, gate by gate; no model is changed.
 
-    `shadows` are answers of shadow models to the forget set, for U-LiRA. `style` names the layer from which a style
-    request is audited. `quick` leaves out relearning, rounding, export and CKA. No model is changed.
+    Args:
+        unlearned: The model under audit.
+        splits: The request's sets, with labels, retained and held-out images.
+        original: The model before unlearning; it shows which gates have any power.
+        retrained: Models trained without the forget set; without one, gates that need it cannot tell.
+        shadows: Logits of shadow models on the forget set, for LiRA, U-LiRA and KLoM.
+        style: The layer from which a forgotten style is read; only for style requests.
+        quick: Leave out relearning, rounding, export and CKA.
+        thresholds: By the name of the gate, in place of its own.
+        seed: Of all draws and bootstraps.
+        device: None: the best there is.
+
+    Raises:
+        RequestError: Without the whole data, or with a style layer and no style.
+        CheckpointError: For models of different architectures or label maps.
     """
     limits = {**read_thresholds(), **(thresholds or {})}
-    models = {"unlearned": unlearned} | ({} if original is None else {"original": original})
-    references = {f"retrained {place}": model for place, model in enumerate(retrained)}
-    require_comparable({**models, **references}, splits)
-    asked = Questions.about(splits, seed, pick_device(device or "auto"))
+    before = {} if original is None else {"original": original}
+    models = {"unlearned": unlearned, **before, **{f"retrained {index}": each for index, each in enumerate(retrained)}}
+    require_comparable(models, splits)
+    data = AuditData.draw(splits, seed, pick_device(device or "auto"))
     if style is not None and splits.request.style is None:
         raise RequestError("No style was forgotten.", where=splits.request.describe(), fix="Leave the style layer out.")
     costs = Stopwatch()
     with deterministic(seed):
-        panel = _panel({**models, **references}, list(models), asked, original, style, quick, limits, costs)
+        compared = _compare(models, data, style, quick, shadows, costs)
         with costs("gates"):
-            checks = _gates(panel, asked)
-            stated = statements(panel, asked)
+            results = judge(compared, limits)
+            stated = ungated_measurements(compared)
         if not quick:
             with costs("cka"):
-                stated["cka"] = alikeness(models, retrained, asked)
-        if shadows is not None:
+                stated["cka"] = cka_by_layer(unlearned, original, retrained, data)
+        if shadows is not None and compared.u_lira is not None:
             with costs("shadow attacks"):
-                rocs = u_lira_rocs(shadows, seed)
-                checks.append(u_lira_gate(rocs, limits, list(models)))
-                stated["shadows"] = shadow_statements(shadows, rocs, panel.everybody, splits.forget.ids, seed)
-    stated["power"] = {
-        "needs_retrained": False,
-        "says": "Gates that the original does not fail: here they cannot show that anything was forgotten.",
-        "original_does_not_fail": [each.name for each in checks if each.verdicts.get("original", "fail") != "fail"],
-    }
-    said = notes(stated)
-    if not asked.enough:
-        said.append(f"{len(splits.forget)} forget images are too few for a verdict.")
-        checks = [_undecided(each, said[-1]) for each in checks]
-    subject = {
-        "request": splits.request.to_json(),
-        "thresholds": limits,
-        "seed": seed,
-        "quick": quick,
-        "unlearned_sha256": unlearned.digest(),
-        "original_sha256": None if original is None else original.digest(),
-        "retrained_sha256": [model.digest() for model in retrained],
-    }
-    return Audit(tuple(checks), subject, tuple(said), stated, costs.seconds)
+                ids = splits.forget.ids
+                stated["shadows"] = shadow_figures(shadows, compared.u_lira, compared.named, ids, seed)
+    stated["power"] = power([each.name for each in results if each.verdicts.get("original", "fail") != "fail"])
+    lines = notes(stated)
+    if not data.enough:
+        lines.append(f"{len(splits.forget)} forget images are too few for a verdict.")
+        results = [result.undecided(lines[-1]) for result in results]
+    subject: dict[str, Any] = {"request": splits.request.to_json(), "thresholds": limits, "seed": seed, "quick": quick}
+    return Audit(tuple(results), {**subject, **_digests(models)}, tuple(lines), stated, costs.seconds)
 
 
-def _panel(
+def _digests(models: Mapping[str, Classifier]) -> dict[str, Any]:
+    """SHA-256 of the weights of all models."""
+    digests = {name: model.digest() for name, model in models.items()}
+    return {
+        "unlearned_sha256": digests["unlearned"],
+        "original_sha256": digests.get("original"),
+        "retrained_sha256": [digest for name, digest in digests.items() if is_reference(name)],
+    }
+
+
+def _compare(
     models: Mapping[str, Classifier],
-    audited: Sequence[str],
-    asked: Questions,
-    original: Classifier | None,
+    data: AuditData,
     style: StyleLayer | None,
     quick: bool,
-    limits: Mapping[str, float],
+    shadows: ShadowLogits | None,
     costs: Stopwatch,
-) -> Panel:
-    """Question everybody; the first of the retrained models is put through all that the audited ones are."""
-    found = {
-        name: question(model, asked, original if name in audited else None, style, costs)
-        for name, model in models.items()
-    }
-    if not quick and asked.enough:
-        lessons = relearned(models, asked, original, costs)
-        changed = {name: model for name, model in models.items() if name in (*audited, "retrained 0")}
-        rounded = survived(changed, asked, ["unlearned"], costs)
-        found = {
-            name: replace(witness, relearned=lessons.get(name), survived=rounded.get(name))
-            for name, witness in found.items()
-        }
-    references: list[Witness] = [witness for name, witness in found.items() if name not in audited]
-    return Panel({name: found[name] for name in audited}, references, limits, asked.seed)
-
-
-def _gates(panel: Panel, asked: Questions) -> list[Check]:
-    """All gates that this request and this data allow."""
-    checks = answer_gates(panel, asked.splits)
-    ours = panel.witnesses["unlearned"]
-    if ours.depth is not None:
-        checks += depth_gates(panel)
-    if ours.style is not None:
-        checks.append(style_gate(panel))
-    if ours.survived is not None:
-        checks += [relearning_gate(panel), *survival_gates(panel)]
-    return checks
-
-
-def _undecided(each: Check, why: str) -> Check:
-    figures = {model: Figure.not_available(why) for model in each.figures}
-    return check(each.name, each.says, each.threshold, figures, needs_retrained=each.needs_retrained)
+) -> ComparedModels:
+    """Everything that is measured on the models, side by side."""
+    measured = measure_models(models, data, style, quick, costs)
+    u_lira = None
+    if shadows is not None:
+        with costs("shadow attacks"):
+            u_lira = u_lira_by_kind(shadows, data.seed)
+    audited = {name: model for name, model in measured.items() if not is_reference(name)}
+    references = [model for name, model in measured.items() if is_reference(name)]
+    return ComparedModels(data.splits, audited, references, data.seed, u_lira)

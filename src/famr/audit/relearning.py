@@ -1,12 +1,13 @@
-"""How soon does it come back? Fine-tune copies on a few forgotten images and count the steps.
+"""Relearn time: how many steps until a forgotten class is back? [Golatkar et al. 2020]
 
-Steps are counted until accuracy on other forgotten images is back at 95 % of the original's. Good is as many as a
-retrained model needs: fewer mean that the class was hidden, not forgotten.
+Copies are fine-tuned on a few forgotten images until accuracy on other forgotten images is back at 95 % of the
+original's. A perfect result is the number of steps of a retrained model: fewer mean that the class was hidden, not
+forgotten.
 
-Two choices keep the count honest. Where there are retained images, each step sees as many of them as forgotten ones:
-otherwise a network that answers the forgotten class to everything would count as having learned it. And the head's
-bias for the forgotten classes starts at the mean of the others, in every model alike: a bias of −20 alone would take
-longer to climb than a class takes to be learned.
+Two choices make the count meaningful. Where there are retained images, each step sees as many of them as forgotten
+ones: otherwise a network that predicts the forgotten class for everything would count as having learned it. And the
+head's bias for the forgotten classes starts at the mean of the remaining ones, in every model alike: a bias of −20
+alone would take longer to climb than a class takes to be learned.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 
 from famr.data import Images
 from famr.data.loaders import EVALUATION_BATCH, Batches, image_batches, order
-from famr.data.splits import Splits, some_of_each_class
+from famr.data.splits import Splits, sample_per_class
 from famr.engine.devices import deterministic, pick_device
 from famr.engine.inference import accuracy_on_images, predict_batches
 from famr.errors import DataError, NumericsError, RequestError
@@ -32,27 +33,33 @@ from famr.models import Classifier
 from famr.models.labels import require_same_labels
 from famr.models.layers import head_of, trainable
 from famr.optim.schedules import epoch_seed
+from famr.training.steps import GradientSteps
 
-BACK = 0.95
-"""The share of the original's accuracy at which the forgotten is back."""
-
+RECOVERED = 0.95
+"""The share of the original's accuracy at which a class counts as recovered."""
 CHECKED = 100
-"""The most forgotten images whose accuracy is followed, step by step."""
-
+"""The most forgotten images on which accuracy is measured after each step."""
 AT_MOST = 500
-"""Retained images to draw from, and held-out ones that are asked about at the end."""
+"""Retained images to draw from, and held-out ones evaluated at the end."""
 
 
 @dataclass(frozen=True)
-class Lessons:
-    """Adam on `images` forgotten images of each class, in evaluation mode (no dropout, BatchNorm as it is)."""
+class RelearningConfig:
+    """Fine-tuning by Adam in evaluation mode (no dropout, BatchNorm statistics fixed).
+
+    Attributes:
+        images: Forgotten images of each class to learn from.
+        steps: The most steps.
+        batch_size: Forgotten images in a step; as many retained ones come on top.
+        learning_rate: Of Adam.
+        level_bias: Start the head's bias for the forgotten classes at the mean of the remaining ones.
+    """
 
     images: int = 20
     steps: int = 100
     batch_size: int = 64
     learning_rate: float = 1e-4
     level_bias: bool = True
-    """Start the head's bias for the forgotten classes at the mean of the others."""
 
     def __post_init__(self) -> None:
         for name, holds in (
@@ -62,134 +69,227 @@ class Lessons:
             ("learning_rate", 0 < self.learning_rate < math.inf),
         ):
             if not holds:
-                raise RequestError(f"`{name}` must be above 0, got {getattr(self, name)!r}.", where="Lessons")
+                raise RequestError(f"`{name}` must be above 0, got {getattr(self, name)!r}.", where="RelearningConfig")
 
 
 @dataclass(frozen=True)
-class Relearned:
-    """One model's way back with one draw of images."""
+class RelearningRun:
+    """One model's relearning from one draw of images.
+
+    Attributes:
+        seed: Of the draw and of the order of the batches.
+        images: Forgotten images that it learned from.
+        checked: Other forgotten images on which accuracy was measured.
+        target: The accuracy at which the class counts as recovered.
+        curve: Accuracy on the checked images after 0, 1, 2, … steps; it ends where the target is reached.
+        retain_accuracy: At the end, on held-out retained images; None without such images.
+    """
 
     seed: int
     images: int
-    """Forgotten images it learned from."""
     checked: int
-    """Other forgotten images on which accuracy was followed."""
     target: float
     curve: tuple[float, ...]
-    """Accuracy on those after 0, 1, 2, … steps; it ends where the target is reached."""
     retain_accuracy: float | None
-    """At the end, on held-out retained images."""
 
     @property
     def steps(self) -> int | None:
-        """Steps until the target; None where they were not enough."""
+        """Steps until the target; None where it was not reached."""
         return len(self.curve) - 1 if self.curve[-1] >= self.target else None
+
+    @property
+    def steps_or_more(self) -> int:
+        """Steps until the target; one more than were taken where it was not reached.
+
+        >>> reached, missed = (RelearningRun(0, 5, 9, 0.9, curve, None) for curve in ((0.0, 1.0), (0.0, 0.5)))
+        >>> reached.steps_or_more, missed.steps_or_more
+        (1, 2)
+        """
+        return len(self.curve) if self.steps is None else self.steps
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {**asdict(self), "curve": list(self.curve), "steps": self.steps}
 
 
-def median_steps(found: Sequence[Relearned]) -> float | None:
-    """The median over seeds; None where half of them or more did not get there.
+def median_steps(runs: Sequence[RelearningRun]) -> float | None:
+    """The median number of steps; None where half of the runs or more did not reach the target.
 
-    >>> tries = [Relearned(0, 5, 9, 0.9, curve, None) for curve in ((0.0, 1.0), (0.0, 0.5, 1.0), (0.0, 0.1, 0.2))]
-    >>> [run.steps for run in tries], median_steps(tries), median_steps(tries[1:])
+    Args:
+        runs: Of one model, one for each seed.
+
+    >>> runs = [RelearningRun(0, 5, 9, 0.9, curve, None) for curve in ((0.0, 1.0), (0.0, 0.5, 1.0), (0.0, 0.1, 0.2))]
+    >>> [run.steps for run in runs], median_steps(runs), median_steps(runs[1:])
     ([1, 2, None], 2.0, None)
     """
-    middle = statistics.median(math.inf if run.steps is None else run.steps for run in found)
+    middle = statistics.median(math.inf if run.steps is None else run.steps for run in runs)
     return None if math.isinf(middle) else float(middle)
 
 
-def images_needed(by_images: Mapping[int, Sequence[Relearned]]) -> int | None:
-    """The fewest forgotten images with which most seeds got there; None where none did."""
+def images_needed(by_images: Mapping[int, Sequence[RelearningRun]]) -> int | None:
+    """The fewest forgotten images with which most seeds reach the target; None where none are enough.
+
+    Args:
+        by_images: Runs by the number of images they learned from.
+    """
     return next((count for count in sorted(by_images) if median_steps(by_images[count]) is not None), None)
+
+
+def steps_saved(runs: Sequence[RelearningRun], references: Sequence[Sequence[RelearningRun]]) -> list[float]:
+    """1 − steps / steps of a reference model, for each pair of runs with the same seed; below 0 it was slower.
+
+    Args:
+        runs: Of the model under audit, one for each seed.
+        references: The same of each reference model.
+    """
+    pairs = [pair for reference in references for pair in zip(runs, reference, strict=True)]
+    steps = [(run.steps_or_more, other.steps_or_more) for run, other in pairs]
+    return [(expected - taken) / max(expected, 1) for taken, expected in steps]
 
 
 def relearning(
     models: Mapping[str, Classifier],
     splits: Splits,
     original: Classifier,
-    lessons: Lessons | None = None,
+    config: RelearningConfig | None = None,
     *,
     seeds: Sequence[int] = (0, 1, 2),
     device: str | None = None,
-) -> dict[str, tuple[Relearned, ...]]:
-    """Let copies of each model relearn, from the same images for each seed."""
-    lessons = lessons or Lessons()
-    place = pick_device(device or "auto")
+) -> dict[str, tuple[RelearningRun, ...]]:
+    """Let copies of each model relearn, from the same images for each seed.
+
+    Args:
+        models: By name; they are not changed.
+        splits: Labelled forget images; with retained and test images where there are any.
+        original: Its accuracy sets the target.
+        config: None: the defaults.
+        seeds: One run of each model for each.
+        device: None: the best there is.
+
+    Returns:
+        By name, one run for each seed.
+
+    Raises:
+        RequestError: For forget images without classes.
+        DataError: Where no forget image is left to measure accuracy on.
+        NumericsError: Where the fine-tuning diverges.
+    """
+    config = config or RelearningConfig()
+    torch_device = pick_device(device or "auto")
     if not splits.forget.labelled:
         raise RequestError("Relearning needs the classes of the forget images.", fix="Put them into class folders.")
     for model in (original, *models.values()):
         require_same_labels(model, splits)
-    found: dict[str, list[Relearned]] = {name: [] for name in models}
+    runs: dict[str, list[RelearningRun]] = {name: [] for name in models}
     for seed in seeds:
-        learned, others = taught_and_checked(splits.forget, lessons.images, seed)
-        before = accuracy_on_images(original, others, place)
+        task = RelearningTask.draw(splits, config.images, seed)
+        before = accuracy_on_images(original, task.checked, torch_device)
         assert before is not None  # the forget images are labelled
         for name, model in models.items():
-            found[name].append(relearn(model, learned, others, BACK * before, splits, lessons, seed, place))
-    return {name: tuple(runs) for name, runs in found.items()}
+            runs[name].append(relearn(model, task, RECOVERED * before, config, torch_device))
+    return {name: tuple(of_model) for name, of_model in runs.items()}
 
 
-def taught_and_checked(forget: Images, count: int, seed: int) -> tuple[Images, Images]:
-    """`count` images of each class to learn from, and up to `CHECKED` others to be asked about."""
-    taught = some_of_each_class(forget, count, seed)
-    others = forget.where(~torch.isin(forget.rows, taught.rows))
-    if not len(others):
-        raise DataError(
-            f"All {len(forget)} forget images would be learned from, and none is left to be asked about.",
-            fix="Let the model relearn from fewer.",
+@dataclass(frozen=True, eq=False)
+class RelearningTask:
+    """The images of one run, the same for every model.
+
+    Attributes:
+        learned: Forgotten images to learn from.
+        checked: Other forgotten images, on which accuracy is measured after each step.
+        retain: Retained images that come on top in each step; None without.
+        test: Held-out retained images, evaluated at the end; None without.
+        forgotten: Classes whose bias is levelled.
+        seed: Of the draw and of the order of the batches.
+    """
+
+    learned: Images
+    checked: Images
+    retain: Images | None
+    test: Images | None
+    forgotten: frozenset[int]
+    seed: int
+
+    @classmethod
+    def draw(cls, splits: Splits, count: int, seed: int) -> RelearningTask:
+        """Draw the images.
+
+        Args:
+            splits: Of the request.
+            count: Forgotten images of each class to learn from.
+            seed: Of the draw.
+
+        Raises:
+            DataError: Where no forget image is left to measure accuracy on.
+        """
+        learned = sample_per_class(splits.forget, count, seed)
+        checked = splits.forget.where(~torch.isin(splits.forget.rows, learned.rows))
+        if not len(checked):
+            raise DataError(
+                f"All {len(splits.forget)} forget images would be learned from; none is left to measure accuracy on.",
+                fix="Let the model relearn from fewer.",
+            )
+        retain, test = (
+            None if images is None else images.take(order(len(images), seed)[:AT_MOST])
+            for images in (splits.retain, splits.test)
         )
-    return taught, others.take(order(len(others), seed)[:CHECKED])
+        forgotten = frozenset(splits.forgotten_classes()) & frozenset(learned.targets.tolist())
+        return cls(learned, checked.take(order(len(checked), seed)[:CHECKED]), retain, test, forgotten, seed)
 
 
 def relearn(
-    model: Classifier,
-    taught: Images,
-    checked: Images,
-    target: float,
-    splits: Splits,
-    lessons: Lessons,
-    seed: int,
-    device: torch.device,
-) -> Relearned:
-    """Fine-tune a copy until its accuracy on `checked` is `target`, or the steps are used up; `model` stays."""
+    model: Classifier, task: RelearningTask, target: float, config: RelearningConfig, device: torch.device
+) -> RelearningRun:
+    """Fine-tune a copy until its accuracy on the checked images reaches the target, or the steps are used up.
+
+    Args:
+        model: Is not changed.
+        task: The images.
+        target: Accuracy, as a fraction.
+        config: Of the fine-tuning.
+        device: Where to compute.
+
+    Raises:
+        NumericsError: Where it diverges.
+    """
     student = model.copy()
     student.module.to(device).eval()
-    if lessons.level_bias:
-        level_bias(student, set(splits.forgotten_classes()) & set(taught.targets.tolist()))
-    kept = None if splits.retain is None else splits.retain.take(order(len(splits.retain), seed)[:AT_MOST])
-    forgotten = image_batches(taught, student.require_preprocessing(), lessons.batch_size, device)
-    beside = None if kept is None else image_batches(kept, student.require_preprocessing(), lessons.batch_size, device)
-    asked = image_batches(checked, student.require_preprocessing(), EVALUATION_BATCH, device)
-    with deterministic(seed):
-        curve = tuple(_curve(student, _mixed(forgotten, beside, seed), asked, target, lessons, device))
-    end = None
-    if splits.test is not None:
-        end = accuracy_on_images(student, splits.test.take(order(len(splits.test), seed)[:AT_MOST]), device)
-    return Relearned(seed, len(taught), len(checked), target, curve, end)
+    if config.level_bias:
+        level_bias(student, task.forgotten)
+    preprocessing = student.require_preprocessing()
+    learned = image_batches(task.learned, preprocessing, config.batch_size, device)
+    retain = None if task.retain is None else image_batches(task.retain, preprocessing, config.batch_size, device)
+    checked = image_batches(task.checked, preprocessing, EVALUATION_BATCH, device)
+    with deterministic(task.seed):
+        curve = tuple(_accuracies(student, _mixed(learned, retain, task.seed), checked, target, config, device))
+    end = None if task.test is None else accuracy_on_images(student, task.test, device)
+    return RelearningRun(task.seed, len(task.learned), len(task.checked), target, curve, end)
 
 
 @torch.no_grad()
 def level_bias(model: Classifier, classes: Collection[int]) -> None:
-    """Set the head's bias for `classes` to the mean of the others, in place."""
+    """Set the head's bias for some classes to the mean of the remaining ones, in place.
+
+    Args:
+        model: Is changed; a head without bias stays as it is.
+        classes: Indices.
+    """
     bias = head_of(model).bias if classes else None
     if bias is not None and len(classes) < len(bias):
-        others = [row for row in range(len(bias)) if row not in classes]
-        bias[list(classes)] = bias[others].mean()
+        remaining = [row for row in range(len(bias)) if row not in classes]
+        bias[list(classes)] = bias[remaining].mean()
 
 
-def _mixed(forgotten: Batches, beside: Batches | None, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Forgotten images without end, with as many retained ones beside them."""
-    if beside is None:
-        yield from _endless(forgotten, seed)
+def _mixed(learned: Batches, retain: Batches | None, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless batches of forgotten images, with as many retained ones."""
+    if retain is None:
+        yield from _endless(learned, seed)
         return
-    retained = _endless(beside, seed)
+    source = _endless(retain, seed)
     left: list[tuple[Tensor, Tensor]] = []
-    for images, labels in _endless(forgotten, seed):
+    for images, labels in _endless(learned, seed):
         while len(left) < len(labels):
-            left += list(zip(*next(retained), strict=True))
+            left += list(zip(*next(source), strict=True))
         used, left = left[: len(labels)], left[len(labels) :]
         yield (
             torch.cat([images, torch.stack([image for image, _ in used])]),
@@ -198,32 +298,36 @@ def _mixed(forgotten: Batches, beside: Batches | None, seed: int) -> Iterator[tu
 
 
 def _endless(batches: Batches, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    turn = 0
+    epoch = 0
     while True:
-        for batch in batches(epoch_seed(seed, turn)):
+        for batch in batches(epoch_seed(seed, epoch)):
             yield batch.images, batch.labels
-        turn += 1
+        epoch += 1
 
 
-def _curve(
+def _accuracies(
     student: Classifier,
-    lesson: Iterator[tuple[Tensor, Tensor]],
-    asked: Batches,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    checked: Batches,
     target: float,
-    lessons: Lessons,
+    config: RelearningConfig,
     device: torch.device,
 ) -> Iterator[float]:
-    """Accuracy on the images asked about, before the first step and after each."""
-    optimiser = torch.optim.Adam(trainable(student.module), lr=lessons.learning_rate)
-    for step in range(lessons.steps + 1):
-        found = predict_batches(student, asked(None), device)
-        if not bool(torch.isfinite(found.logits).all()):
+    """Accuracy on the checked images, before the first step and after each."""
+    parameters = trainable(student.module)
+    rate = torch.tensor(config.learning_rate, device=device) if device.type == "cuda" else config.learning_rate
+    optimiser = torch.optim.Adam(parameters, lr=rate, capturable=device.type == "cuda")
+    steps = GradientSteps(parameters, optimiser, lambda _step: config.learning_rate, device)
+
+    def loss(images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(student.logits(images).float(), labels)
+
+    for step in range(config.steps + 1):
+        predictions = predict_batches(student, checked(None), device)
+        if not bool(torch.isfinite(predictions.logits).all()):
             raise NumericsError("Relearning diverged.", where=f"step {step}", fix="Lower its learning rate.")
-        accuracy = float(correct(found.logits, found.targets).mean())
+        accuracy = float(correct(predictions.logits, predictions.targets).mean())
         yield accuracy
-        if accuracy >= target or step == lessons.steps:
+        if accuracy >= target or step == config.steps:
             return
-        images, labels = next(lesson)
-        optimiser.zero_grad()
-        F.cross_entropy(student.logits(images).float(), labels).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        steps.take(loss, next(batches))

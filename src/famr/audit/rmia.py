@@ -1,4 +1,4 @@
-"""RMIA: is the model surer of an image, compared with reference models, than of images from the population?
+"""RMIA: is the model more confident about an image, relative to reference models, than about images of a population?
 
 [Zarifzadeh et al. 2024]: LR(x, z) = [p(x|θ) / p(x)] / [p(z|θ) / p(z)], and the score of x is the share of population
 images z with LR(x, z) ≥ γ. It works with one to four reference models, where LiRA's normals cannot be fitted.
@@ -14,11 +14,24 @@ from torch import Tensor
 from famr.errors import NumericsError, RequestError
 
 GAMMA = 2.0
-A = 0.3
+"""γ: how many times as likely an image must be."""
+OFFLINE_SCALE = 0.3
+"""a: the paper's correction for references none of which saw the image."""
 
 
 def true_log_probability(logits: Tensor, targets: Tensor) -> Tensor:
-    """log p_y, (…, images); as a probability, every sure answer would be 1 in floating point.
+    """log p_y; as a probability, every confident prediction would be 1 in floating point.
+
+    Args:
+        logits: (…, images, classes).
+        targets: (images,).
+
+    Returns:
+        (…, images) as doubles.
+
+    Raises:
+        RequestError: For an image without a class.
+        NumericsError: For a value that is not finite.
 
     >>> true_log_probability(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).exp().round(decimals=6)
     tensor([0.5000], dtype=torch.float64)
@@ -26,17 +39,29 @@ def true_log_probability(logits: Tensor, targets: Tensor) -> Tensor:
     if bool((targets < 0).any()):
         raise RequestError("An attack needs the class of every image.", where="targets", fix="Use labelled images.")
     log_p = torch.log_softmax(logits.double(), dim=-1)
-    found: Tensor = log_p.gather(-1, targets.expand(log_p.shape[:-1])[..., None])[..., 0]
-    if not bool(torch.isfinite(found).all()):
-        raise NumericsError("A model's answers are not all finite.", where="logits", fix="Check the model.")
-    return found
+    log_p_true: Tensor = log_p.gather(-1, targets.expand(log_p.shape[:-1])[..., None])[..., 0]
+    if not bool(torch.isfinite(log_p_true).all()):
+        raise NumericsError("A model's logits are not all finite.", where="logits", fix="Check the model.")
+    return log_p_true
 
 
-def log_marginal(references: Tensor, seen: Tensor | None = None, a: float = A) -> Tensor:
-    """log p(x), how probable the true class is over all models, from the log p_y of references (models, images).
+def log_marginal(references: Tensor, seen: Tensor | None = None, a: float = OFFLINE_SCALE) -> Tensor:
+    """log p(x): how probable the true class of x is over all models, half of which saw x.
 
-    Half of all models saw x: p(x) = ½(mean p of those that saw it + mean p of those that did not). Where no reference
-    saw x, those that would have are taken to say a·p + (1 − a), so p(x) = ½((1 + a)·p + 1 − a), 0 ≤ a ≤ 1.
+    With references of both kinds, p(x) = ½(mean p of those that saw x + mean p of those that did not). Where no
+    reference saw x, those that would have are taken to predict a·p + (1 − a), so p(x) = ½((1 + a)·p + 1 − a).
+
+    Args:
+        references: log p_y, (models, images).
+        seen: Which reference saw which image, bool (models, images); None: no reference saw any.
+        a: 0 ≤ a ≤ 1.
+
+    Returns:
+        (images,).
+
+    Raises:
+        RequestError: Without references, for `a` out of range, or where some images have references of both kinds and
+            others have not.
 
     >>> half = torch.tensor([[0.5]]).log()
     >>> round(float(log_marginal(half, a=0.5).exp()), 6)  # ½(1.5 · 0.5 + 0.5)
@@ -54,14 +79,14 @@ def log_marginal(references: Tensor, seen: Tensor | None = None, a: float = A) -
             where=f"{len(references)} references",
             fix="Use references that saw none of the images, or pairs trained on complementary halves.",
         )
-    unseen = _log_mean(references, ~seen)
+    unseen = _log_mean_exp(references, ~seen)
     if bool(seen.any()):
-        return torch.logaddexp(_log_mean(references, seen), unseen) - math.log(2)
-    unsure = math.log((1 - a) / 2) if a < 1 else -math.inf
-    return torch.logaddexp(unseen + math.log((1 + a) / 2), torch.full_like(unseen, unsure))
+        return torch.logaddexp(_log_mean_exp(references, seen), unseen) - math.log(2)
+    uncertain = math.log((1 - a) / 2) if a < 1 else -math.inf
+    return torch.logaddexp(unseen + math.log((1 + a) / 2), torch.full_like(unseen, uncertain))
 
 
-def _log_mean(values: Tensor, used: Tensor) -> Tensor:
+def _log_mean_exp(values: Tensor, used: Tensor) -> Tensor:
     """log of the mean of exp(values) over the models that are used."""
     return values.masked_fill(~used, -math.inf).logsumexp(dim=0) - used.sum(dim=0).log()
 
@@ -74,15 +99,27 @@ def rmia_scores(
     *,
     seen: Tensor | None = None,
     gamma: float = GAMMA,
-    a: float = A,
+    a: float = OFFLINE_SCALE,
 ) -> Tensor:
-    """The share of population images that each image beats, (images,); all arguments are log p_y.
+    """The share of population images z with LR(x, z) ≥ γ, for each image x.
 
-    `target` (images,) and `references` (models, images) answer the audited images, the others the population, which
-    neither the attacked model nor a reference saw. `seen` says which reference saw which audited image.
+    All images are compared with the same population, so their order is that of p(x|θ)/p(x); scores are multiples of
+    1/|population|, and images beyond either end tie. A population smaller than 1/FPR cannot resolve that FPR.
 
-    All images meet the same population, so their order is that of p(x|θ)/p(x); scores come in steps of 1/|population|,
-    and images beyond either end tie. A population smaller than 1/FPR cannot resolve that FPR.
+    Args:
+        target: log p_y of the attacked model on the audited images, (images,).
+        references: The same of the reference models, (models, images).
+        population_target: log p_y of the attacked model on images that no model saw, (population,).
+        population_references: The same of the reference models, (models, population).
+        seen: Which reference saw which audited image, bool (models, images); None: no reference saw any.
+        gamma: γ > 0.
+        a: As in `log_marginal`.
+
+    Returns:
+        (images,); the higher the more likely a member.
+
+    Raises:
+        RequestError: Without a population, or for parameters out of range.
     """
     if population_target.numel() == 0:
         raise RequestError("RMIA needs population images.", where="population", fix="Give held-out images.")

@@ -1,30 +1,37 @@
-"""Boundary shrink: give each image of the forgotten class to the class on the other side of the nearest boundary."""
+"""Boundary shrink: train each forget image towards the class on the other side of the nearest decision boundary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.baselines.alternative import WHOLE_CLASSES
+from famr.baselines.base import WHOLE_CLASSES, grid
 from famr.baselines.descent import Descent, Steps
-from famr.baselines.work import WeightChange, Work
-from famr.data.request import Kind
+from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.errors import RequestError
 from famr.targets.masked import without
 
 
-def across_the_boundary(images: Tensor, gradient: Tensor, reach: Tensor) -> Tensor:
-    """x′ = x + ε·sign(∇ₓCE): one step that makes the model less sure of the true class."""
-    return images + reach * gradient.sign()
+def across_the_boundary(images: Tensor, gradient: Tensor, epsilon: Tensor) -> Tensor:
+    """x′ = x + ε·sign(∇ₓCE(x, y)): one step that lowers the confidence in the true class.
+
+    Args:
+        images: x, (batch, channels, height, width).
+        gradient: ∇ₓCE(x, y).
+        epsilon: ε, in the units of the images.
+    """
+    return images + epsilon * gradient.sign()
 
 
 def nearest_class(logits: Tensor, forgotten: Tensor) -> Tensor:
-    """What the model takes x′ for, forgotten classes (indices) aside.
+    """The predicted class of x′ among those that are not forgotten.
+
+    Args:
+        logits: Of x′, (batch, classes).
+        forgotten: Class indices.
 
     >>> nearest_class(torch.tensor([[9.0, 1.0, 2.0]]), torch.tensor([0]))
     tensor([2])
@@ -33,62 +40,72 @@ def nearest_class(logits: Tensor, forgotten: Tensor) -> Tensor:
 
 
 def boundary_shrink_loss(logits: Tensor, nearest: Tensor) -> Tensor:
-    """CE on forget images with the label of the class next to them."""
+    """CE(x, y′) [Chen et al. 2023].
+
+    Args:
+        logits: Of forget images, (batch, classes).
+        nearest: Their nearest classes y′.
+    """
     return F.cross_entropy(logits, nearest)
 
 
 @dataclass(frozen=True)
-class BoundaryShrink(WeightChange):
-    """L = CE(x, y′) on D_f, y′ what the original takes x + ε·sign(∇ₓCE(x, y)) for [Chen et al. 2023].
+class BoundaryShrink(WeightBaseline):
+    """L = CE(x, y′) on D_f, y′ the original's prediction for x + ε·sign(∇ₓCE(x, y)) [Chen et al. 2023].
 
-    10 epochs of SGD with learning rate 1e-5, batches of 64; ε = 0.1 in pixels from 0 to 1. The forgotten classes are
-    left out of the search for y′, where the paper takes whatever the attack finds. No retained images are used.
-    BatchNorm stays as it is.
+    The forgotten classes are excluded from y′, where the paper takes whatever the attack finds. BatchNorm keeps its
+    statistics.
+
+    Attributes:
+        steps: 10 epochs of SGD with η 1e-5, batches of 64, as in the paper.
+        epsilon: ε in pixel values from 0 to 1, as in the paper.
     """
 
     steps: Steps = field(default_factory=lambda: Steps(epochs=10, learning_rate=1e-5, batch_size=64, weight_decay=0.0))
     epsilon: float = 0.1
 
-    name: ClassVar[str] = "boundary shrink"
-    paper: ClassVar[str] = "Chen et al. 2023"
-    needs_retain: ClassVar[bool] = False
-    kinds: ClassVar[tuple[Kind, ...]] = WHOLE_CLASSES
-    why_not: ClassVar[str] = (
+    name = "boundary shrink"
+    paper = "Chen et al. 2023"
+    needs_retain = False
+    kinds = WHOLE_CLASSES
+    refusal_reason = (
         "it moves the boundary around whole classes, and after this request the classes of the forgotten images stay"
     )
+    tuning = grid(learning_rate=(1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2))
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
             raise RequestError(f"`epsilon` must be above 0, got {self.epsilon!r}.", where="BoundaryShrink")
 
-    def trials(self) -> Iterator[Self]:
-        """Six learning rates."""
-        for steps in self.steps.at((1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)):
-            yield replace(self, steps=steps)
-
-    def change(self, work: Work) -> None:
-        """Find the neighbours of all images once, from the original; then passes over the forget set."""
-        steps = self.steps
-        nearest = torch.cat([self.neighbours(work, b.images, b.labels) for b in work.in_order(work.splits.forget)])
-        descent = Descent(work, steps, steps.epochs * work.steps_of_forget(steps.batch_size))
+    def change(self, session: BaselineSession) -> None:
+        """See `WeightBaseline.change`: y′ of all images from the original, then steps on the forget set."""
+        steps, size = self.steps, self.steps.batch_size
+        batches = session.batches(session.forget)
+        nearest = torch.cat([self.nearest_classes(session, batch.images, batch.labels) for batch in batches])
+        descent = Descent(session, steps, total=steps.epochs * session.forget_steps(size))
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            return boundary_shrink_loss(work.logits(images), labels)
+            return boundary_shrink_loss(session.logits(images), labels)
 
-        for epoch in range(1, steps.epochs + 1):
-            for batch in work.forget(steps.batch_size, epoch, steps.augmentation):
-                descent.step(loss, batch.images, nearest[batch.positions.to(work.device)])
-            descent.end_of(f"epoch {epoch}")
+        for epoch in descent.epochs():
+            for batch in session.forget_batches(size, epoch, labels=nearest):
+                descent.step(loss, batch.images, batch.labels)
 
-    def neighbours(self, work: Work, images: Tensor, labels: Tensor) -> Tensor:
-        """The class next to each image, as the model in `work` sees it now."""
+    def nearest_classes(self, session: BaselineSession, images: Tensor, labels: Tensor) -> Tensor:
+        """y′ of some images, with the session's present weights.
+
+        Args:
+            session: The run.
+            images: Normalised, (batch, channels, height, width).
+            labels: Their classes.
+        """
         images = images.detach().requires_grad_(True)
-        loss = F.cross_entropy(work.logits(images), labels, reduction="sum")
+        loss = F.cross_entropy(session.logits(images), labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, images)
-        std = torch.tensor(
-            work.model.require_preprocessing().std, device=work.device
-        )  # the network sees (x − mean)/std
+        std = torch.tensor(session.model.require_preprocessing().std, device=session.device)
+        forgotten = torch.tensor(session.splits.forgotten_classes(), device=session.device)
         with torch.no_grad():
-            moved = across_the_boundary(images, gradient, self.epsilon / std[:, None, None])
-            forgotten = torch.tensor(work.splits.forgotten_classes(), device=work.device)
-            return nearest_class(work.logits(moved), forgotten)
+            moved = across_the_boundary(
+                images, gradient, self.epsilon / std[:, None, None]
+            )  # images are (x − mean)/std
+            return nearest_class(session.logits(moved), forgotten)

@@ -1,62 +1,62 @@
-"""DELETE: distil the original into itself with the forgotten class masked out of its answers. No anchor."""
+"""DELETE: distil the original into itself with the forgotten class masked out of its predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from famr.baselines.alternative import WHOLE_CLASSES
+from famr.baselines.base import WHOLE_CLASSES, grid
 from famr.baselines.descent import Descent, Steps
-from famr.baselines.work import WeightChange, Work
-from famr.data.request import Kind
+from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.losses.objective import target_kl
 from famr.targets.masked import masked_target
 
 
 def delete_loss(teacher_logits: Tensor, student_logits: Tensor, forgotten: Tensor) -> Tensor:
-    """KL(softmax(mask(z₀)) ‖ p_θ), the mask putting −∞ on the forgotten classes (indices)."""
+    """KL(softmax(mask(z₀)) ‖ p_θ), the mask putting −∞ on the forgotten classes [Zhou et al. 2025].
+
+    Args:
+        teacher_logits: z₀ of forget images, (batch, classes).
+        student_logits: (batch, classes).
+        forgotten: Class indices.
+    """
     return target_kl(student_logits, masked_target(teacher_logits, forgotten, temperature=1.0)).mean()
 
 
 @dataclass(frozen=True)
-class Delete(WeightChange):
+class Delete(WeightBaseline):
     """L = KL(softmax(mask(z₀)) ‖ p_θ) on D_f [Zhou et al. 2025]: FAMR's masked target without anchor or temperature.
 
-    The paper's learning rate and epochs could not be looked up; 20 epochs of SGD at 1e-3 are ours. No retained images
-    are used. BatchNorm stays as it is.
+    BatchNorm keeps its statistics.
+
+    Attributes:
+        steps: 20 epochs of SGD with η 1e-3; our choice, the paper's numbers could not be looked up.
     """
 
     steps: Steps = field(default_factory=lambda: Steps(epochs=20, learning_rate=1e-3, weight_decay=0.0))
 
-    name: ClassVar[str] = "DELETE"
-    paper: ClassVar[str] = "Zhou et al. 2025"
-    needs_retain: ClassVar[bool] = False
-    kinds: ClassVar[tuple[Kind, ...]] = WHOLE_CLASSES
-    why_not: ClassVar[str] = (
-        "it masks whole classes out of the answers, and after this request the classes of the forgotten images stay"
+    name = "DELETE"
+    paper = "Zhou et al. 2025"
+    needs_retain = False
+    kinds = WHOLE_CLASSES
+    refusal_reason = (
+        "it masks whole classes out of the predictions, and after this request the classes of the forgotten images stay"
     )
+    tuning = grid(learning_rate=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2))
 
-    def trials(self) -> Iterator[Self]:
-        """Six learning rates."""
-        for steps in self.steps.at((1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)):
-            yield replace(self, steps=steps)
-
-    def change(self, work: Work) -> None:
-        """Passes over the forget set."""
-        steps, teacher = self.steps, work.frozen()
-        forgotten = torch.tensor(work.splits.forgotten_classes(), device=work.device)
-        descent = Descent(work, steps, steps.epochs * work.steps_of_forget(steps.batch_size))
+    def change(self, session: BaselineSession) -> None:
+        """See `WeightBaseline.change`."""
+        steps, size, teacher = self.steps, self.steps.batch_size, session.frozen_copy()
+        forgotten = torch.tensor(session.splits.forgotten_classes(), device=session.device)
+        descent = Descent(session, steps, total=steps.epochs * session.forget_steps(size))
 
         def loss(images: Tensor) -> Tensor:
             with torch.no_grad():
-                taught = work.logits(images, teacher)
-            return delete_loss(taught, work.logits(images), forgotten)
+                teacher_logits = session.logits(images, teacher)
+            return delete_loss(teacher_logits, session.logits(images), forgotten)
 
-        for epoch in range(1, steps.epochs + 1):
-            for batch in work.forget(steps.batch_size, epoch, steps.augmentation):
+        for epoch in descent.epochs():
+            for batch in session.forget_batches(size, epoch):
                 descent.step(loss, batch.images)
-            descent.end_of(f"epoch {epoch}")

@@ -1,17 +1,16 @@
-"""Forsaken: learn a mask over neurons under which forget images are answered like images never trained on."""
+"""Forsaken: learn a mask over neurons with which forget images get the predictions of images never trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from famr.baselines.base import grid
 from famr.baselines.descent import Descent, Steps
-from famr.baselines.work import WeightChange, Work
-from famr.data.request import Kind
+from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.data.splits import Splits
 from famr.errors import RequestError
 from famr.losses.objective import target_kl
@@ -20,102 +19,65 @@ from famr.models import Classifier
 
 
 def non_member_target(held_out: Predictions, labels: Tensor, forgotten: Sequence[int]) -> Tensor:
-    """The model's mean answer to held-out images: of the image's own class, or of all where that class is forgotten.
+    """q: the mean prediction on held-out images of the image's class, or of all classes if that class is forgotten.
 
-    `labels` are those of the forget images; the result is one distribution for each.
+    Args:
+        held_out: Predictions of the original on held-out images, with their labels.
+        labels: Classes of the forget images, (images,).
+        forgotten: Class indices.
+
+    Returns:
+        One distribution for each forget image, (images, classes).
     """
-    said = torch.softmax(held_out.logits, dim=-1)
-    rows = said.mean(dim=0).repeat(said.shape[1], 1)  # (classes, classes)
+    probabilities = torch.softmax(held_out.logits, dim=-1)
+    rows = probabilities.mean(dim=0).repeat(probabilities.shape[1], 1)  # (classes, classes)
     for label in set(held_out.targets.tolist()) - set(forgotten):
-        rows[label] = said[held_out.targets == label].mean(dim=0)
+        rows[label] = probabilities[held_out.targets == label].mean(dim=0)
     return rows[labels]
 
 
 def forsaken_loss(logits: Tensor, target: Tensor, masks: Sequence[Tensor], penalty: float) -> Tensor:
-    """KL(q ‖ p) + ρ·mean|1 − m| over all neurons."""
-    moved = torch.cat([(1 - mask).abs() for mask in masks])
-    return target_kl(logits, target).mean() + penalty * moved.mean()
+    """KL(q ‖ p) + ρ·mean|1 − m| over all neurons, after [Ma et al. 2022].
 
-
-@dataclass(frozen=True)
-class Forsaken(WeightChange):
-    """θ = m ⊙ θ₀ with one m for each neuron, learned so that KL(q ‖ p_θ) is small on D_f, q the answer to non-members,
-    at a price for every neuron that is touched [Ma et al. 2022].
-
-    The idea and the KL to the non-member distribution are the paper's; its mask-gradient generator, the numbers and the
-    form of the penalty could not be looked up. Here a neuron is an output of a linear or convolutional layer, its
-    mask scales the weights and bias that feed it, and epochs, rate and ρ are ours. q comes from held-out images; no
-    retained images are used. BatchNorm stays as it is.
+    Args:
+        logits: Of forget images, (batch, classes).
+        target: q, (batch, classes).
+        masks: m, one tensor a layer.
+        penalty: ρ.
     """
-
-    steps: Steps = field(
-        default_factory=lambda: Steps(epochs=20, learning_rate=1e-2, optimiser="adam", weight_decay=0.0)
-    )
-    penalty: float = 1.0
-    """ρ."""
-
-    name: ClassVar[str] = "Forsaken"
-    paper: ClassVar[str] = "Ma et al. 2022"
-    needs_retain: ClassVar[bool] = False
-    kinds: ClassVar[tuple[Kind, ...]] = ("class", "samples", "concept", "style")
-    why_not: ClassVar[str] = "it compares with held-out images, and nothing but the images to forget was given"
-
-    def __post_init__(self) -> None:
-        if self.penalty < 0:
-            raise RequestError(f"`penalty` must be at least 0, got {self.penalty!r}.", where="Forsaken")
-
-    def check(self, original: Classifier, splits: Splits) -> None:
-        """Also refuse without held-out images."""
-        super().check(original, splits)
-        if splits.test is None or not splits.test.labelled:
-            raise RequestError(
-                "Forsaken needs held-out images with labels.", where="splits.test", fix="Give the whole data."
-            )
-
-    def trials(self) -> Iterator[Self]:
-        """Three learning rates with two penalties."""
-        for penalty in (1.0, 10.0):
-            for rate in (3e-3, 1e-2, 3e-2):
-                yield replace(self, penalty=penalty, steps=replace(self.steps, learning_rate=rate))
-
-    def change(self, work: Work) -> None:
-        """Passes over the forget set; at the end the masks become part of the weights."""
-        steps, module = self.steps, work.model.module
-        assert work.splits.test is not None
-        held_out = work.answers(work.splits.test)
-        labels = work.splits.forget.targets
-        target = non_member_target(held_out, labels, work.splits.forgotten_classes()).to(work.device)
-        start = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-        masks = neuron_masks(module)
-        values = list(masks.values())
-        descent = Descent(work, steps, steps.epochs * work.steps_of_forget(steps.batch_size), parameters=values)
-
-        def loss(images: Tensor, wanted: Tensor) -> Tensor:
-            return forsaken_loss(work.logits(images, weights=masked(start, masks)), wanted, values, self.penalty)
-
-        for epoch in range(1, steps.epochs + 1):
-            for batch in work.forget(steps.batch_size, epoch, steps.augmentation):
-                descent.step(loss, batch.images, target[batch.positions.to(work.device)])
-            descent.end_of(f"epoch {epoch}")
-        with torch.no_grad():
-            for name, weight in masked(start, masks).items():
-                module.get_parameter(name).copy_(weight)
-        work.facts["mean_change_of_masks"] = float((1 - torch.cat(values).detach()).abs().mean())
+    distance = torch.cat([(1 - mask).abs() for mask in masks])
+    return target_kl(logits, target).mean() + penalty * distance.mean()
 
 
 def neuron_masks(module: nn.Module) -> dict[str, Tensor]:
-    """A mask of ones for the outputs of each linear and convolutional layer, by the layer's name."""
-    found: dict[str, Tensor] = {}
-    for name, part in module.named_modules():
-        if isinstance(part, (nn.Linear, nn.Conv2d)):
-            found[name] = torch.ones(len(part.weight), device=part.weight.device, requires_grad=True)
-    if not found:
+    """m = 1 for the outputs of each linear and convolutional layer, by the name of the layer.
+
+    Args:
+        module: The network.
+
+    Raises:
+        RequestError: It has no such layer.
+    """
+    masks = {
+        name: torch.ones(len(layer.weight), device=layer.weight.device, requires_grad=True)
+        for name, layer in module.named_modules()
+        if isinstance(layer, (nn.Linear, nn.Conv2d))
+    }
+    if not masks:
         raise RequestError("The network has no linear or convolutional layer.", fix="Use another method.")
-    return found
+    return masks
 
 
-def masked(weights: dict[str, Tensor], masks: dict[str, Tensor]) -> dict[str, Tensor]:
-    """m ⊙ θ₀: each neuron's incoming weights and bias scaled by its mask; the other weights as they are."""
+def scale_neurons(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """θ = m ⊙ θ₀: the incoming weights and the bias of each neuron, multiplied by its mask.
+
+    Args:
+        weights: θ₀ by name.
+        masks: m by the name of the layer.
+
+    Returns:
+        All weights by name; those of other layers are unchanged.
+    """
     scaled = dict(weights)
     for layer, mask in masks.items():
         for part in ("weight", "bias"):
@@ -123,3 +85,74 @@ def masked(weights: dict[str, Tensor], masks: dict[str, Tensor]) -> dict[str, Te
             if name in weights:
                 scaled[name] = weights[name] * mask.view(-1, *[1] * (weights[name].ndim - 1))
     return scaled
+
+
+@dataclass(frozen=True)
+class Forsaken(WeightBaseline):
+    """θ = m ⊙ θ₀, one m a neuron; L = KL(q ‖ p_θ) + ρ·mean|1 − m| on D_f [Ma et al. 2022].
+
+    The masks and the KL to the predictions on non-members, q, are the paper's; its mask-gradient generator, its numbers
+    and the form of its penalty could not be looked up. Here a neuron is an output of a linear or convolutional layer,
+    and q comes from held-out images. BatchNorm keeps its statistics.
+
+    Attributes:
+        steps: 20 epochs of Adam with η 1e-2; our choice.
+        penalty: ρ; our choice.
+    """
+
+    steps: Steps = field(
+        default_factory=lambda: Steps(epochs=20, learning_rate=1e-2, optimiser="adam", weight_decay=0.0)
+    )
+    penalty: float = 1.0
+
+    name = "Forsaken"
+    paper = "Ma et al. 2022"
+    needs_retain = False
+    kinds = ("class", "samples", "concept", "style")
+    refusal_reason = "it compares with held-out images, and nothing but the images to forget was given"
+    tuning = grid(penalty=(1.0, 10.0), learning_rate=(3e-3, 1e-2, 3e-2))
+
+    def __post_init__(self) -> None:
+        if self.penalty < 0:
+            raise RequestError(f"`penalty` must be at least 0, got {self.penalty!r}.", where="Forsaken")
+
+    def check(self, original: Classifier, splits: Splits) -> None:
+        """See `Baseline.check`; held-out images are needed too.
+
+        Args:
+            original: The trained classifier.
+            splits: What to forget, and the other images.
+
+        Raises:
+            RequestError: The request or the images do not allow this method.
+        """
+        super().check(original, splits)
+        if splits.test is None or not splits.test.labelled:
+            raise RequestError(
+                "Forsaken needs held-out images with labels.",
+                where="splits.test",
+                fix="Give the whole data set, with labels.",
+            )
+
+    def change(self, session: BaselineSession) -> None:
+        """See `WeightBaseline.change`: steps on the masks, which are then multiplied into the weights."""
+        steps, size, module = self.steps, self.steps.batch_size, session.model.module
+        assert session.splits.test is not None
+        held_out = session.predictions(session.splits.test)
+        target = non_member_target(held_out, session.forget.targets, session.splits.forgotten_classes())
+        start = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+        masks = neuron_masks(module)
+        values = list(masks.values())
+        descent = Descent(session, steps, total=steps.epochs * session.forget_steps(size), parameters=values)
+
+        def loss(images: Tensor, rows: Tensor) -> Tensor:
+            logits = session.logits(images, weights=scale_neurons(start, masks))
+            return forsaken_loss(logits, rows, values, self.penalty)
+
+        for epoch in descent.epochs():
+            for batch in session.forget_batches(size, epoch, labels=target):
+                descent.step(loss, batch.images, batch.labels)
+        with torch.no_grad():
+            for name, weight in scale_neurons(start, masks).items():
+                module.get_parameter(name).copy_(weight)
+        session.facts["mean_change_of_masks"] = float((1 - torch.cat(values).detach()).abs().mean())

@@ -1,52 +1,53 @@
-"""Undo learning by its own means: gradient ascent on the forget set."""
+"""Gradient ascent on the training loss of the forget set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.nn import functional as F
 
+from famr.baselines.base import grid
 from famr.baselines.descent import Descent, Steps
-from famr.baselines.work import WeightChange, Work
+from famr.baselines.session import BaselineSession, WeightBaseline
 
 
 def ascent_loss(forget_logits: Tensor, labels: Tensor) -> Tensor:
-    """−CE on a batch of forget images: going down it goes up the training loss."""
+    """−CE(D_f) [Graves et al. 2021; Thudi et al. 2022].
+
+    Args:
+        forget_logits: Of forget images, (batch, classes).
+        labels: Their classes, (batch,).
+    """
     return -F.cross_entropy(forget_logits, labels)
 
 
 @dataclass(frozen=True)
-class GradientAscent(WeightChange):
-    """L = −CE(D_f) [Graves et al. 2021; Thudi et al. 2022]. It has no lower bound: too long or too fast, and nothing
-    is left.
+class GradientAscent(WeightBaseline):
+    """L = −CE(D_f) [Graves et al. 2021; Thudi et al. 2022].
 
-    5 epochs of SGD, batches of 256, the learning rate searched between 1e-6 and 1e-3 [Fan et al. 2024, App. C]. No
-    weight decay, which would move the model even where the loss is flat. BatchNorm stays as it is.
+    The loss has no lower bound: too many or too large steps destroy the model. BatchNorm keeps its statistics.
+
+    Attributes:
+        steps: 5 epochs, batches of 256, η searched between 1e-6 and 1e-3 [Fan et al. 2024, App. C]. No weight decay,
+            which would change the model even where the gradient is zero.
     """
 
     steps: Steps = field(default_factory=lambda: Steps(epochs=5, learning_rate=1e-4, weight_decay=0.0))
 
-    name: ClassVar[str] = "gradient ascent"
-    paper: ClassVar[str] = "Graves et al. 2021"
-    needs_retain: ClassVar[bool] = False
+    name = "gradient ascent"
+    paper = "Graves et al. 2021"
+    needs_retain = False
+    tuning = grid(learning_rate=(1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2))
 
-    def trials(self) -> Iterator[Self]:
-        """Six learning rates."""
-        for steps in self.steps.at((1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)):
-            yield replace(self, steps=steps)
-
-    def change(self, work: Work) -> None:
-        """Passes over the forget set."""
-        steps = self.steps
-        descent = Descent(work, steps, steps.epochs * work.steps_of_forget(steps.batch_size))
+    def change(self, session: BaselineSession) -> None:
+        """See `WeightBaseline.change`."""
+        steps, size = self.steps, self.steps.batch_size
+        descent = Descent(session, steps, total=steps.epochs * session.forget_steps(size))
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            return ascent_loss(work.logits(images), labels)
+            return ascent_loss(session.logits(images), labels)
 
-        for epoch in range(1, steps.epochs + 1):
-            for batch in work.forget(steps.batch_size, epoch, steps.augmentation):
+        for epoch in descent.epochs():
+            for batch in session.forget_batches(size, epoch):
                 descent.step(loss, batch.images, batch.labels)
-            descent.end_of(f"epoch {epoch}")

@@ -1,100 +1,105 @@
-"""Label annealing: hand out new labels to the forget set so that it looks like the rest, train on them, and again."""
+"""Label annealing: give the forget set the label distribution of the retained images, train on both, and repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from famr.baselines.base import grid
 from famr.baselines.descent import RATES, Descent, Steps
-from famr.baselines.work import WeightChange, Work
-from famr.data.request import Kind
+from famr.baselines.session import BaselineSession, WeightBaseline
 
 
-def quotas(counts: Tensor, images: int) -> Tensor:
-    """How many of `images` each class gets, in the proportion of `counts`; whole numbers that add up.
+def class_quotas(counts: Tensor, images: int) -> Tensor:
+    """Number of images for each class, proportional to `counts` and rounded by the largest remainders.
 
-    >>> quotas(torch.tensor([50, 0, 25, 25]), images=6)
+    Args:
+        counts: Retained images of each class, (classes,).
+        images: Images to distribute.
+
+    Returns:
+        Whole numbers that add up to `images`, (classes,).
+
+    >>> class_quotas(torch.tensor([50, 0, 25, 25]), images=6)
     tensor([3, 0, 2, 1])
     """
     exact = counts.double() * images / counts.sum()
-    whole = exact.floor().long()
-    left = images - int(whole.sum())
-    whole[torch.argsort(whole.double() - exact, stable=True)[:left]] += 1  # the largest remainders first
-    return whole
+    quotas = exact.floor().long()
+    missing = images - int(quotas.sum())
+    quotas[torch.argsort(quotas.double() - exact, stable=True)[:missing]] += 1
+    return quotas
 
 
-def annealed_labels(scores: Tensor, places: Tensor) -> Tensor:
-    """A label for each image such that class c has `places[c]` of them: the surest pairs of image and class first.
+def annealed_labels(scores: Tensor, quotas: Tensor) -> Tensor:
+    """A label for each image so that class c gets `quotas[c]` of them; the pairs with the largest scores come first.
+
+    Args:
+        scores: Of each image and class, (images, classes).
+        quotas: Images of each class, (classes,); as many as there are images.
+
+    Returns:
+        (images,).
 
     >>> annealed_labels(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor([0, 1])
     """
     images, classes = scores.shape
-    labels, free = [-1] * images, places.tolist()
-    open_ = images
+    labels, free = [-1] * images, quotas.tolist()
     for pair in torch.argsort(scores.flatten(), descending=True, stable=True).tolist():
         image, label = divmod(pair, classes)
         if labels[image] < 0 and free[label] > 0:
             labels[image] = label
             free[label] -= 1
-            open_ -= 1
-            if not open_:
-                break
     return torch.tensor(labels)
 
 
 def label_annealing_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """CE on a batch of both sets, with the handed-out labels on the forget images."""
+    """CE(D_r ∪ {(x, y′)}), y′ the annealed labels [Panda et al. 2025].
+
+    Args:
+        logits: Of images of both sets, (batch, classes).
+        labels: True classes of retained images, y′ of forget images.
+    """
     return F.cross_entropy(logits, labels)
 
 
 @dataclass(frozen=True)
-class LabelAnnealing(WeightChange):
-    """In turn: give the forget set pseudo-labels, redistributed by the model's present answers so that they have the
-    distribution of the retained classes; then train on both sets [Panda et al. 2025].
+class LabelAnnealing(WeightBaseline):
+    """In turn: distribute labels over D_f by the model's predictions, then CE on both sets [Panda et al. 2025].
 
-    The two stages and their repetition are the paper's (its abstract); how it redistributes, and every number here, is
-    our reading: each class gets its share of the forget set, the surest image first. Retained images keep their labels.
-    BatchNorm stays as it is.
+    The two stages and their repetition are in the paper's abstract. How the labels are distributed is our reading:
+    each class gets the share of D_f that it has of D_r, the most probable pairs of image and class first. Retained
+    images keep their labels. BatchNorm keeps its statistics.
+
+    Attributes:
+        steps: 5 epochs, each one a round of both stages; our choice, as is η.
     """
 
     steps: Steps = field(default_factory=lambda: Steps(epochs=5, learning_rate=1e-2))
-    """An epoch is one round of both stages."""
 
-    name: ClassVar[str] = "label annealing"
-    paper: ClassVar[str] = "Panda et al. 2025"
-    kinds: ClassVar[tuple[Kind, ...]] = ("class", "concept", "style")
-    why_not: ClassVar[str] = (
+    name = "label annealing"
+    paper = "Panda et al. 2025"
+    kinds = ("class", "concept", "style")
+    refusal_reason = (
         "it gives the forget set the label distribution of the rest, which single samples of classes that stay have "
         "already"
     )
+    tuning = grid(learning_rate=RATES)
 
-    def trials(self) -> Iterator[Self]:
-        """Six learning rates."""
-        for steps in self.steps.at(RATES):
-            yield replace(self, steps=steps)
-
-    def change(self, work: Work) -> None:
-        """Rounds of relabelling and training."""
+    def change(self, session: BaselineSession) -> None:
+        """See `WeightBaseline.change`."""
         steps, size = self.steps, self.steps.batch_size
-        part = work.share_of_forget(size)
-        rest = max(1, size - part)
-        counts = torch.bincount(work.retained.images.targets, minlength=work.classes)
-        places = quotas(counts, len(work.forget_shelf))
-        descent = Descent(work, steps, steps.epochs * work.steps_of_retain(rest))
+        counts = torch.bincount(session.retain.targets, minlength=session.classes)
+        quotas = class_quotas(counts, len(session.forget))
+        descent = Descent(session, steps, total=steps.epochs * session.mixed_steps(size))
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            return label_annealing_loss(work.logits(images), labels)
+            return label_annealing_loss(session.logits(images), labels)
 
-        for epoch in range(1, steps.epochs + 1):
-            scores = torch.softmax(work.answers(work.splits.forget).logits, dim=-1)
-            given = annealed_labels(scores, places).to(work.device)
-            for forget, retain in work.both(part, rest, epoch, steps.augmentation):
-                labels = torch.cat([given[forget.positions.to(work.device)], retain.labels])
-                descent.step(loss, torch.cat([forget.images, retain.images]), labels)
-            descent.end_of(f"round {epoch}")
+        for epoch in descent.epochs(phase="round"):
+            labels = annealed_labels(session.predictions(session.forget).logits.softmax(dim=-1), quotas)
+            for batch in session.mixed_batches(size, epoch, labels):
+                descent.step(loss, batch.images, batch.labels)

@@ -1,82 +1,95 @@
-"""Learn something wrong about every forget image: labels drawn at random, trained beside the retained images."""
+"""Random labels: train on the forget set with wrong labels, together with the retained images."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from famr.baselines.base import grid
 from famr.baselines.descent import RATES, Descent, Steps
-from famr.baselines.work import WeightChange, Work
+from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.errors import RequestError
 
 
 def other_labels(labels: Tensor, allowed: Tensor, uniform: Tensor) -> Tensor:
-    """For each image one of the `allowed` classes (sorted), never its own; `uniform` holds numbers from 0 to 1.
+    """A uniformly drawn wrong label for each image.
+
+    Args:
+        labels: True classes, (images,).
+        allowed: Classes to draw from, sorted.
+        uniform: Random numbers in [0, 1), (images,).
+
+    Returns:
+        One of the allowed classes for each image, never its own.
 
     >>> other_labels(torch.tensor([1, 1, 7]), torch.tensor([0, 1, 2]), torch.tensor([0.1, 0.9, 0.9]))
     tensor([0, 2, 2])
     """
-    place = torch.searchsorted(allowed, labels).clamp(max=len(allowed) - 1)
-    own = allowed[place] == labels
+    index = torch.searchsorted(allowed, labels).clamp(max=len(allowed) - 1)
+    own = allowed[index] == labels
     pick = (uniform * (len(allowed) - own.long())).long()
-    return allowed[pick + (own & (pick >= place)).long()]
+    return allowed[pick + (own & (pick >= index)).long()]
 
 
-def drawn_labels(work: Work) -> Tensor:
-    """A wrong label for each forget image, drawn once a run, of a class that is not forgotten."""
-    gone = set(work.splits.forgotten_classes())
-    allowed = torch.tensor([index for index in range(work.classes) if index not in gone], dtype=torch.long)
+def draw_labels(session: BaselineSession) -> Tensor:
+    """A wrong label for each forget image, of a class that is not forgotten; the same in every epoch.
+
+    Args:
+        session: The run.
+
+    Raises:
+        RequestError: The request leaves fewer than two classes.
+    """
+    forgotten = session.splits.forgotten_classes()
+    allowed = torch.tensor([index for index in range(session.classes) if index not in forgotten], dtype=torch.long)
     if len(allowed) < 2:
         raise RequestError(
-            f"Random labels need two classes that stay, this request leaves {len(allowed)}.",
-            where=work.splits.request.describe(),
+            f"Random labels need two classes that are not forgotten, this request leaves {len(allowed)}.",
+            where=session.splits.request.describe(),
             fix="Use another method.",
         )
-    uniform = torch.rand(len(work.forget_shelf), generator=work.draws())
-    return other_labels(work.splits.forget.targets, allowed, uniform).to(work.device)
+    uniform = torch.rand(len(session.forget), generator=session.generator())
+    return other_labels(session.forget.targets, allowed, uniform).to(session.device)
 
 
 def random_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """CE on a batch of both sets, with the drawn labels on the images to forget."""
+    """CE(D_r ∪ {(x, y′)}) [Golatkar et al. 2020; Graves et al. 2021].
+
+    Args:
+        logits: Of images of both sets, (batch, classes).
+        labels: True classes of retained images, y′ of forget images.
+    """
     return F.cross_entropy(logits, labels)
 
 
 @dataclass(frozen=True)
-class RandomLabels(WeightChange):
-    """L = CE on D_r ∪ {(x, y′)}, y′ ≠ y drawn at random for x in D_f [Golatkar et al. 2020; Graves et al. 2021].
+class RandomLabels(WeightBaseline):
+    """L = CE on D_r ∪ {(x, y′) : x ∈ D_f}, y′ ≠ y drawn once an image [Golatkar et al. 2020; Graves et al. 2021].
 
-    A batch holds both sets in their proportion. 10 epochs of SGD, batches of 256, as in the comparison of
-    [Fan et al. 2024, App. C]. A label is drawn once for each image. BatchNorm stays as it is.
+    A batch holds both sets in their proportion. BatchNorm keeps its statistics.
+
+    Attributes:
+        steps: 10 epochs, batches of 256 [Fan et al. 2024, App. C]; η is our choice.
     """
 
     steps: Steps = field(default_factory=lambda: Steps(epochs=10, learning_rate=1e-2))
 
-    name: ClassVar[str] = "random labels"
-    paper: ClassVar[str] = "Graves et al. 2021"
+    name = "random labels"
+    paper = "Graves et al. 2021"
+    tuning = grid(learning_rate=RATES)
 
-    def trials(self) -> Iterator[Self]:
-        """Six learning rates."""
-        for steps in self.steps.at(RATES):
-            yield replace(self, steps=steps)
-
-    def change(self, work: Work) -> None:
-        """Passes over both sets."""
+    def change(self, session: BaselineSession) -> None:
+        """See `WeightBaseline.change`."""
         steps, size = self.steps, self.steps.batch_size
-        part = work.share_of_forget(size)
-        rest = max(1, size - part)
-        drawn = drawn_labels(work)
-        descent = Descent(work, steps, steps.epochs * work.steps_of_retain(rest))
+        wrong = draw_labels(session)
+        descent = Descent(session, steps, total=steps.epochs * session.mixed_steps(size))
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            return random_label_loss(work.logits(images), labels)
+            return random_label_loss(session.logits(images), labels)
 
-        for epoch in range(1, steps.epochs + 1):
-            for forget, retain in work.both(part, rest, epoch, steps.augmentation):
-                labels = torch.cat([drawn[forget.positions.to(work.device)], retain.labels])
-                descent.step(loss, torch.cat([forget.images, retain.images]), labels)
-            descent.end_of(f"epoch {epoch}")
+        for epoch in descent.epochs():
+            for batch in session.mixed_batches(size, epoch, labels=wrong):
+                descent.step(loss, batch.images, batch.labels)

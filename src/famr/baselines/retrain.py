@@ -1,53 +1,54 @@
-"""Retraining without the forget set: the truth that the others are measured against."""
+"""Retraining without the forget set: the reference that other methods are compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any
 
-import torch
-
-from famr.baselines.alternative import Alternative, Made, Meter, Row
+from famr.baselines.base import Baseline, BaselineOutput, BaselineRow, RunSettings
+from famr.baselines.costs import CostMeter
 from famr.baselines.untrained import untrained
 from famr.data.splits import Splits
-from famr.engine.devices import Precision
 from famr.models import Classifier
 from famr.sisa.plan import images_per_epoch
 from famr.training import Training, fit
 
 
 @dataclass(frozen=True)
-class Retrain(Alternative):
-    """`famr.fit` on the retained images alone. Give it what the original was trained with.
+class Retrain(Baseline):
+    """`famr.fit` on the retained images alone. BatchNorm computes new statistics.
 
-    `start` makes the weights to start from out of a seed; None draws random ones, which is right only where the
-    original began so. BatchNorm takes new statistics.
+    Attributes:
+        training: The settings with which the original was trained.
+        start: Makes the starting weights from a seed; None draws random ones, which is right only if the original
+            started from random weights too.
     """
 
     training: Training = field(default_factory=Training)
     start: Callable[[int], Classifier] | None = field(default=None, compare=False)
 
-    name: ClassVar[str] = "retrain"
-    paper: ClassVar[str] = "none"
-
-    def trials(self) -> Iterator[Self]:
-        """Itself alone: its settings are those of the original."""
-        yield self
+    name = "retrain"
+    paper = "none"
 
     def to_json(self) -> dict[str, Any]:
-        """Its name and its numbers, as plain values."""
+        """See `Baseline.to_json`."""
         start = "random weights" if self.start is None else "given"
         return {"name": self.name, "training": asdict(self.training), "start": start}
 
-    def made(self, original: Classifier, splits: Splits, seed: int, device: torch.device, precision: Precision) -> Made:
-        """A model that never saw the forget set."""
+    def run(self, original: Classifier, splits: Splits, settings: RunSettings) -> BaselineOutput:
+        """See `Baseline.run`."""
         assert splits.retain is not None
-        start = untrained(original, seed) if self.start is None else self.start(seed)
-        training = replace(self.training, precision=self.training.precision or precision)
-        with Meter(device) as meter:
-            trained = fit(start, splits.retain, training, seed=seed, device=str(device))
-        model = replace(original, module=trained.model.module)
-        history = tuple(Row(f"epoch {row.epoch}", row.step, row.loss, row.seconds) for row in trained.history)
-        passes = training.epochs * images_per_epoch(len(splits.retain), training.batch_size)
-        return Made(model, trained.seconds, passes, meter.peak_memory, history)
+        start = untrained(original, settings.seed) if self.start is None else self.start(settings.seed)
+        training = replace(self.training, precision=self.training.precision or settings.precision)
+        with CostMeter(settings.device) as meter:
+            trained = fit(start, splits.retain, training, seed=settings.seed, device=str(settings.device))
+        return BaselineOutput(
+            model=replace(original, module=trained.model.module),
+            seconds=trained.seconds,
+            image_passes=training.epochs * images_per_epoch(len(splits.retain), training.batch_size),
+            peak_memory=meter.peak_memory,
+            history=tuple(
+                BaselineRow(f"epoch {row.epoch}", row.step, row.loss, row.seconds) for row in trained.history
+            ),
+        )

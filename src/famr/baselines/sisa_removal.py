@@ -1,70 +1,72 @@
-"""SISA behind the same call: only models that were trained in shards and slices can forget so."""
+"""SISA as a baseline: exact removal from an ensemble that was trained in shards and slices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any
 
-import torch
-
-from famr.baselines.alternative import Alternative, Made, Meter
+from famr.baselines.base import Baseline, BaselineOutput, RunSettings
+from famr.baselines.costs import CostMeter
 from famr.data.splits import Splits
-from famr.engine.devices import Precision
 from famr.errors import RequestError
 from famr.models import Classifier
-from famr.sisa.ensemble import Sisa
+from famr.sisa import Sisa
 from famr.sisa.voting import Vote
 
 
 @dataclass(frozen=True)
-class SisaRemoval(Alternative):
-    """Go back to before the forgotten images and train on without them, shard by shard [Bourtoule et al. 2021].
+class SisaRemoval(Baseline):
+    """Retrain the shards that were trained on the forget set, from before its first image [Bourtoule et al. 2021].
 
-    Needs the ensemble that `famr.sisa.ensemble.train_sisa` made of the same training images; the original is then that
-    ensemble's classifier. Numbers (shards, slices, training) are the ensemble's own. BatchNorm takes new statistics.
+    The ensemble comes from `famr.sisa.train_sisa` on the same training images, and the original is its classifier.
+    Seeds and precision are those that it was trained with. BatchNorm computes new statistics.
+
+    Attributes:
+        sisa: The ensemble; `unlearn` refuses without one.
+        vote: How its models' predictions are combined.
     """
 
     sisa: Sisa | None = field(default=None, compare=False)
     vote: Vote = "majority"
 
-    name: ClassVar[str] = "SISA"
-    paper: ClassVar[str] = "Bourtoule et al. 2021"
-
-    def trials(self) -> Iterator[Self]:
-        """Itself alone: nothing is left to choose once the ensemble is trained."""
-        yield self
+    name = "SISA"
+    paper = "Bourtoule et al. 2021"
 
     def to_json(self) -> dict[str, Any]:
-        """Its name and its numbers, as plain values."""
+        """See `Baseline.to_json`."""
         if self.sisa is None:
             return {"name": self.name, "vote": self.vote, "plan": None}
         training = asdict(self.sisa.training)
         return {"name": self.name, "vote": self.vote, "plan": asdict(self.sisa.plan), "training": training}
 
     def check(self, original: Classifier, splits: Splits) -> None:
-        """Also refuse without an ensemble."""
+        """See `Baseline.check`; an ensemble is needed too.
+
+        Args:
+            original: The trained classifier.
+            splits: What to forget, and the other images.
+
+        Raises:
+            RequestError: There is no ensemble, or the request or the images do not allow this method.
+        """
         super().check(original, splits)
         if self.sisa is None:
             raise RequestError(
                 "SISA cannot unlearn from a single trained model: it needs models that were trained in shards.",
                 where="SisaRemoval(sisa=None)",
-                fix="Train them with famr.sisa.ensemble.train_sisa and pass the result: SisaRemoval(sisa).",
+                fix="Train them with famr.sisa.train_sisa and pass the result: SisaRemoval(sisa).",
             )
 
-    def made(
-        self,
-        original: Classifier,  # noqa: ARG002
-        splits: Splits,
-        seed: int,  # noqa: ARG002
-        device: torch.device,
-        precision: Precision,  # noqa: ARG002
-    ) -> Made:
-        """The ensemble without the forget set; seeds and precision are those it was trained with."""
+    def run(self, original: Classifier, splits: Splits, settings: RunSettings) -> BaselineOutput:  # noqa: ARG002
+        """See `Baseline.run`."""
         assert self.sisa is not None
         assert splits.retain is not None
-        with Meter(device) as meter:
-            left, removal = self.sisa.forget(splits.retain, splits.forget.ids, device=str(device))
-        facts = {"share_of_retraining": removal.share, "stages": len(removal.stages)}
-        model = left.classifier(self.vote)
-        return Made(model, removal.seconds, removal.passes, meter.peak_memory, facts=facts)
+        with CostMeter(settings.device) as meter:
+            remaining, removal = self.sisa.forget(splits.retain, splits.forget.ids, device=str(settings.device))
+        return BaselineOutput(
+            model=remaining.classifier(self.vote),
+            seconds=removal.seconds,
+            image_passes=removal.passes,
+            peak_memory=meter.peak_memory,
+            facts={"share_of_retraining": removal.share, "stages": len(removal.stages)},
+        )

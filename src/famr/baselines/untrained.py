@@ -1,4 +1,4 @@
-"""The same architecture with weights that have seen nothing: where retraining starts, and what a bad teacher knows."""
+"""The original's architecture with random weights: where retraining starts, and the incompetent one of two teachers."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ from famr.models.classifier import BareArchitecture
 
 
 def untrained(original: Classifier, seed: int) -> Classifier:
-    """The network with random weights drawn with `seed`.
+    """The same network with random weights.
 
-    Where famr did not build the network, each part draws its own weights anew; a part that cannot is an error, since
-    trained weights would stay in it.
+    A network that famr did not build draws its weights module by module. A module that cannot is an error, as its
+    trained weights would remain.
+
+    Args:
+        original: The trained classifier; unchanged.
+        seed: Of the random weights.
+
+    Raises:
+        CheckpointError: A module has weights but no method `reset_parameters`.
     """
     with deterministic(seed):
         if not isinstance(original.architecture, BareArchitecture):
             classes = original.class_count()
             assert classes is not None
             return replace(original, module=original.architecture.build(classes).eval())
-        fresh = original.copy()
-        _redraw(fresh.module)
-        fresh.module.eval()
-        return fresh
+        copy = original.copy()
+        _redraw(copy.module)
+        copy.module.eval()
+        return copy
 
 
-def _redraw(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        if hasattr(part, "reset_parameters"):
-            cast(Callable[[], None], part.reset_parameters)()
-        elif any(True for _ in part.parameters(recurse=False)) or any(True for _ in part.buffers(recurse=False)):
+def _redraw(network: nn.Module) -> None:
+    for name, module in network.named_modules():
+        if hasattr(module, "reset_parameters"):
+            cast(Callable[[], None], module.reset_parameters)()
+        elif any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
             raise CheckpointError(
-                f"The part {name or 'itself'!r} of the network ({type(part).__name__}) cannot draw new weights.",
+                f"The module {name or 'itself'!r} of the network ({type(module).__name__}) cannot draw new weights.",
                 fix="Give it a method reset_parameters, or load the network by name, e.g. timm:NAME.",
             )

@@ -1,1 +1,18 @@
-"""The bench: methods beside each other and beside retraining, and the paper's tables and figures made again."""
+"""`famr bench methods`: methods beside each other and beside retraining, on a user's model and data.
+
+    plan.py         what a bench runs: methods × requests × seeds, and what it refuses
+    methods.py      the methods under the names of the tables
+    tasks.py        the requests that are scored, and others to tune on
+    tuning.py       trials of a method's numbers, and the best of them
+    scoring.py      predictions of a model on the sets of a request, and the figures from them
+    references.py   retrained reference models, kept by their predictions
+    cells.py        one request, one method, one seed: run and measured
+    results.py      the folder of a bench
+    running.py      runs what the folder does not hold yet
+    spreading.py    the same in several processes
+    statistics.py   means, intervals, the paired test
+    tables.py       the page with the results
+    setup.py        data, starting weights and training as a command line names them
+
+A method takes part once it is listed in `famr.baselines`; nothing here names methods one by one.
+"""

@@ -1,4 +1,4 @@
-"""One cell: a request forgotten by a method, measured beside the original and the retrained reference."""
+"""One cell: a request, a method and a seed, measured beside the original and the retrained reference."""
 
 from __future__ import annotations
 
@@ -9,94 +9,125 @@ from typing import Any
 
 import torch
 
-from famr.baselines import Alternative
-from famr.bench.looks import Said, Views, distance, look, measures
-from famr.bench.records import as_json
+from famr.baselines import Baseline
 from famr.bench.references import Reference
+from famr.bench.results import json_text
+from famr.bench.scoring import BenchPredictions, ScoredBatches, bench_metrics, predict_scored, retraining_gap
 from famr.bench.tasks import Task
 from famr.data.splits import Splits
 from famr.engine.devices import Precision
 from famr.errors import FamrError
 from famr.models import Classifier
 
-SHOWN = {"retain_accuracy": "Ret", "forget_accuracy": "For"}
-
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A request on one original: what methods may see, what is scored, and the answers all methods share."""
+    """A request on one original, and what all methods share there.
+
+    Attributes:
+        task: The request.
+        seed: Of the original and of the methods.
+        original: The model that is to forget.
+        original_digest: SHA-256 of its weights.
+        splits: What methods may see.
+        batches: What is scored.
+        original_predictions: The original's predictions on it.
+        reference: The retrained model; None: no model was retrained, and figures that need one are not available.
+        train_images: Training images of the original, the unit of FDE.
+        device: Where to compute.
+        precision: Of methods and of scoring alike.
+    """
 
     task: Task
     seed: int
     original: Classifier
     original_digest: str
-    seen: Splits
-    views: Views
-    original_said: Said
+    splits: Splits
+    batches: ScoredBatches
+    original_predictions: BenchPredictions
     reference: Reference | None
-    """None: no retrained model stands beside, and all that it would say is not available."""
     train_images: int
     device: torch.device
     precision: Precision
 
-    def cell(self, name: str, method: Alternative) -> dict[str, Any]:
-        """Run a method and measure it; what goes wrong is the cell's reason, and no other cell is lost for it."""
-        head = {"method": name, "task": self.task.label, "kind": self.task.request.kind, "seed": self.seed}
-        head |= {"numbers": method.to_json(), "original_sha256": self.original_digest}
+    def cell(self, name: str, method: Baseline) -> dict[str, Any]:
+        """Run a method and score it.
+
+        Args:
+            name: Of the method in the tables.
+            method: The method with its numbers.
+
+        Returns:
+            The cell as plain values; with `error` in place of figures if the method failed, so that a failure costs
+            no other cell.
+        """
+        head = self._head(name, method.to_json())
         try:
             outcome = method.unlearn(
-                self.original, self.seen, seed=self.seed, device=str(self.device), precision=self.precision
+                self.original, self.splits, seed=self.seed, device=str(self.device), precision=self.precision
             )
-            said = look(outcome.model, self.views, self.device, self.precision)
-            costs = {
-                "seconds": outcome.seconds,
-                "image_passes": outcome.image_passes,
-                "peak_memory": outcome.peak_memory,
-            }
-            cell = head | self.compared(said, costs) | {"facts": dict(outcome.facts)}
-            as_json(cell)  # what cannot be written down has failed
+            predictions = predict_scored(outcome.model, self.batches, self.device, self.precision)
+            figures = self._figures(predictions, outcome.seconds, outcome.image_passes, outcome.peak_memory)
+            cell = head | figures | {"facts": dict(outcome.facts)}
+            json_text(cell)  # a cell with NaN has failed
         except FamrError as error:
             return head | {"error": {"kind": type(error).__name__, "what": error.what, "where": error.where}}
-        except Exception as error:  # a bug or a full GPU in one method must not cost the others their cells
-            return head | {"error": {"kind": type(error).__name__, "what": str(error) or "no words", "where": None}}
+        except Exception as error:  # a bug or a full GPU in one method must not cost the cells of others
+            return head | {"error": {"kind": type(error).__name__, "what": str(error) or "no message", "where": None}}
         return cell
 
-    def retrained_again(self, name: str, other: Reference, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """The cell of a retrained model of another seed: how near two models that never saw the data are."""
-        head = {"method": name, "task": self.task.label, "kind": self.task.request.kind, "seed": self.seed}
-        head |= {"numbers": dict(numbers), "original_sha256": self.original_digest}
-        costs = {
-            "seconds": other.seconds,
-            "image_passes": other.image_passes,
-            "peak_memory": other.peak_memory,
+    def retrained_cell(self, name: str, other: Reference, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """The cell of a retrained model of another seed: how close two models that never saw the data are.
+
+        Args:
+            name: Of the row.
+            other: The model of the other seed.
+            numbers: Of its training.
+        """
+        figures = self._figures(other.predictions, other.seconds, other.image_passes, other.peak_memory)
+        return self._head(name, numbers) | figures | {"facts": {"retrained with": "the next seed"}}
+
+    def _head(self, name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "method": name,
+            "task": self.task.label,
+            "kind": self.task.request.kind,
+            "seed": self.seed,
+            "numbers": dict(numbers),
+            "original_sha256": self.original_digest,
         }
-        return head | self.compared(other.said, costs) | {"facts": {"retrained with": "the next seed"}}
 
     @cached_property
-    def truth(self) -> dict[str, float | None] | None:
-        """The figures of the retrained model."""
-        return None if self.reference is None else measures(self.reference.said, self.original_said.forget.logits)
+    def retrained_metrics(self) -> dict[str, float | None] | None:
+        """Metrics of the retrained model."""
+        if self.reference is None:
+            return None
+        return bench_metrics(self.reference.predictions, self.original_predictions.forget.logits)
 
     @cached_property
-    def before(self) -> dict[str, float | None]:
-        """The figures of the original."""
-        return self._measured(self.original_said)
+    def original_metrics(self) -> dict[str, float | None]:
+        """Metrics of the original."""
+        return self._metrics(self.original_predictions)
 
-    def _measured(self, said: Said) -> dict[str, float | None]:
-        found = measures(said, self.original_said.forget.logits)
-        retrained = None if self.reference is None else self.reference.said
-        return found | distance(said, found, retrained, self.truth)
+    def _metrics(self, predictions: BenchPredictions) -> dict[str, float | None]:
+        metrics = bench_metrics(predictions, self.original_predictions.forget.logits)
+        retrained = None if self.reference is None else self.reference.predictions
+        return metrics | retraining_gap(predictions, metrics, retrained, self.retrained_metrics)
 
-    def compared(self, said: Said, costs: Mapping[str, Any]) -> dict[str, Any]:
-        """The figures of original, unlearned and retrained model, and the costs."""
+    def _figures(
+        self, predictions: BenchPredictions, seconds: float, image_passes: int, peak_memory: int | None
+    ) -> dict[str, Any]:
+        """Metrics of original, unlearned and retrained model, and the costs."""
         reference = self.reference
         return {
-            "original": self.before,
-            "unlearned": self._measured(said),
-            "retrained": self.truth,
-            **costs,
-            "share_of_retraining": None if reference is None else costs["seconds"] / reference.seconds,
-            "fde": costs["image_passes"] / self.train_images,
+            "original": self.original_metrics,
+            "unlearned": self._metrics(predictions),
+            "retrained": self.retrained_metrics,
+            "seconds": seconds,
+            "image_passes": image_passes,
+            "peak_memory": peak_memory,
+            "share_of_retraining": None if reference is None else seconds / reference.seconds,
+            "fde": image_passes / self.train_images,
             "retraining": None
             if reference is None
             else {
@@ -107,14 +138,20 @@ class Case:
         }
 
 
-def in_a_line(cell: Mapping[str, Any]) -> str:
-    """A cell as progress tells of it."""
+def progress_line(cell: Mapping[str, Any]) -> str:
+    """A cell in one line.
+
+    Args:
+        cell: As plain values.
+    """
     head = f"{cell['method']}, {cell['task']}, seed {cell['seed']}: "
     if "error" in cell:
         return head + f"failed: {cell['error']['kind']}: {cell['error']['what']}"
-    found, truth = cell["unlearned"], cell["retrained"]
-    beside = {name: "" if truth is None else f" of {100 * truth[name]:.1f}" for name in SHOWN}
-    told = [f"{title} {100 * found[name]:.1f}{beside[name]}" for name, title in SHOWN.items()]
-    if truth is not None:
-        told += [f"Avg. Gap {found['average_gap']:.4f}", f"JS {found['js_to_retrained']:.3f}"]
-    return head + ", ".join([*told, f"{cell['seconds']:.2f} s"])
+    metrics, retrained = cell["unlearned"], cell["retrained"]
+    parts = []
+    for name, title in (("retain_accuracy", "Ret"), ("forget_accuracy", "For")):
+        beside = "" if retrained is None else f" of {100 * retrained[name]:.1f}"
+        parts.append(f"{title} {100 * metrics[name]:.1f}{beside}")
+    if retrained is not None:
+        parts += [f"Avg. Gap {metrics['average_gap']:.4f}", f"JS {metrics['js_to_retrained']:.3f}"]
+    return head + ", ".join([*parts, f"{cell['seconds']:.2f} s"])

@@ -1,4 +1,4 @@
-"""The bench at work: train what is missing, run what is missing, keep every cell as it comes."""
+"""A bench at work: train the models that are missing, run the cells that are missing, save every cell at once."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from famr.baselines import Alternative, Retrain, SisaRemoval
-from famr.bench.cells import Case, in_a_line
-from famr.bench.contenders import Contender, file_stem
-from famr.bench.looks import TUNING_SCORED, Views, apart, look
-from famr.bench.records import Key, Records, as_json, results, write_whole
+from famr.baselines import Baseline, Retrain, SisaRemoval
+from famr.bench.cells import Case, progress_line
+from famr.bench.methods import BenchMethod, file_stem
+from famr.bench.plan import Bench, require_served
 from famr.bench.references import Reference
-from famr.bench.setting import Bench, require_served, splits_of
-from famr.bench.spreading import Spread, spread
+from famr.bench.results import CellKey, ResultsFolder, json_text, write_atomic
+from famr.bench.scoring import TUNING_SCORED, ScoredBatches, calibration_and_scored, predict_scored
+from famr.bench.spreading import Spread, divide_work
 from famr.bench.tables import results_page
-from famr.bench.tasks import Task, tuned_on
-from famr.bench.tuning import best_trial, within
+from famr.bench.tasks import Task
+from famr.bench.tuning import best_trial, limit_epochs
 from famr.data.loaders import evaluation_batches
 from famr.data.splits import Splits
 from famr.engine.distributed import ALONE, Ranks
@@ -32,210 +32,240 @@ from famr.runs.folder import atomic_file, environment
 from famr.sisa.ensemble import train_sisa
 from famr.training import fit
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-def run_bench(bench: Bench, folder: Path, say: Say = print, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Run every cell that the folder does not hold yet; results.json, .md and .html are of all that it holds.
+def run_bench(bench: Bench, path: Path, log: Log = print, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Run every cell that the folder does not hold; write results.json, .md and .html of all that it holds.
 
-    Several ranks share the work, each on its own device, and all of them in the one folder.
+    Args:
+        bench: What to run.
+        path: The folder. Several ranks share the work in this one folder, each on its own device.
+        log: Takes lines of progress.
+        ranks: The processes that share the work.
+
+    Returns:
+        The content of results.json.
+
+    Raises:
+        RequestError: A method cannot serve a request, or the folder holds something else.
     """
     with ranks.together():
         if ranks.size > 1:
             bench = replace(bench, device=str(ranks.place(bench.device)))
-        splits = splits_of(bench)
+        splits = bench.split_tasks()
         unserved = require_served(bench, splits)
         start = bench.start(bench.seeds[0])
         start.require_preprocessing()  # a start that cannot be loaded must not leave a folder behind
-        records = Records(folder, bench.settings())
+        folder = ResultsFolder(path, bench.settings())
         keys = [key for key in bench.cells() if (key.method, key.task) not in unserved]
-        methods = {each.name: within(each.method, bench.most_epochs).to_json() for each in bench.contenders}
+        numbers = {method.name: limit_epochs(method.method, bench.most_epochs).to_json() for method in bench.methods}
         not_served = {f"{method} · {task}": reason for (method, task), reason in unserved.items()}
-        records.content["environment"] = environment(str(bench.place))
-        records.plan(methods, {task.label: dict(task.facts) for task in bench.tasks}, keys, not_served)
+        folder.content["environment"] = environment(str(bench.torch_device))
+        folder.plan(numbers, {task.label: dict(task.facts) for task in bench.tasks}, keys, not_served)
     if ranks.size > 1:
-        records.content["environment"] |= {"device": bench.place.type, "processes": ranks.size}
-        ranks.agree(what_all_see(bench, records, start))
+        folder.content["environment"] |= {"device": bench.torch_device.type, "processes": ranks.size}
+        ranks.agree(shared_facts(bench, folder, start))
     with ranks.together():
         if ranks.first:
-            records.write()
+            folder.save_plan()
             for pair, reason in not_served.items():
-                say(f"not served: {pair}: {reason}")
+                log(f"not served: {pair}: {reason}")
     with ranks.together():
-        records.require_written()
-    with spread(ranks) as work:
+        folder.require_saved()
+    with divide_work(ranks) as work:
         try:
-            _Work(bench, records, splits, say, work, {bench.seeds[0]: start}).cells(keys)
-        finally:  # also what was interrupted has a page, with the missing cells named
-            content = results(records)
+            _BenchRun(bench, folder, splits, log, work, {bench.seeds[0]: start}).run(keys)
+        finally:  # an interrupted bench has a page too, which names the missing cells
+            content = folder.results()
             if ranks.first:
                 page = results_page(content)
-                write_whole(folder / "results.json", as_json(content))
-                write_whole(folder / "results.md", as_markdown(page))
-                write_whole(folder / "results.html", as_html(page))
+                write_atomic(path / "results.json", json_text(content))
+                write_atomic(path / "results.md", as_markdown(page))
+                write_atomic(path / "results.html", as_html(page))
     return content
 
 
-def what_all_see(bench: Bench, records: Records, start: Classifier) -> dict[str, Any]:
-    """What must be the same on every rank, by the name under which an error calls it."""
-    planned = {name: value for name, value in records.content.items() if name != "environment"}
+def shared_facts(bench: Bench, folder: ResultsFolder, start: Classifier) -> dict[str, Any]:
+    """What must be the same on every rank.
+
+    Args:
+        bench: What is to run.
+        folder: Its folder.
+        start: What training starts from.
+
+    Returns:
+        Plain values by the name under which an error calls them.
+    """
+    planned = {name: value for name, value in folder.content.items() if name != "environment"}
     sets = [images for images in (bench.data.train, bench.data.test) if images is not None]
     return {
         "the bench and what its folder holds": planned,
-        "the machine and the versions": records.content["environment"],
+        "the machine and the versions": folder.content["environment"],
         "the weights that training starts from": start.digest(),
         "the images": [[list(images.ids), images.targets.tolist()] for images in sets],
     }
 
 
-class _Wanted(NamedTuple):
-    """A cell that is not there."""
+class _Planned(NamedTuple):
+    """A cell that is to be run."""
 
-    key: Key
-    contender: Contender
+    key: CellKey
+    method: BenchMethod
     task: Task
 
 
 class _Trial(NamedTuple):
-    """A method with the numbers of one trial."""
+    """A method with the numbers of one trial, one of `trials`."""
 
-    key: Key
+    key: CellKey
     task: Task
-    contender: Contender
-    method: Alternative
-    of: int
+    method: BenchMethod
+    variant: Baseline
+    trials: int
 
 
-class _Work:
-    """What is shared between cells: originals, references, splits, ensembles."""
+class _BenchRun:
+    """A bench with what its cells share: originals, references, splits, ensembles.
+
+    Args:
+        bench: What to run.
+        folder: Where cells are saved.
+        splits: The sets of every task, by label.
+        log: Takes lines of progress.
+        work: Divides the work among the processes.
+        starts: What training starts from, by seed, as far as it was made already.
+    """
 
     def __init__(
         self,
         bench: Bench,
-        records: Records,
+        folder: ResultsFolder,
         splits: Mapping[str, Splits],
-        say: Say,
-        shared: Spread,
+        log: Log,
+        work: Spread,
         starts: Mapping[int, Classifier] | None = None,
     ) -> None:
-        """`starts`: what training begins with, by seed, where somebody has made it already."""
-        self.bench, self.records, self.splits, self.say, self.shared = bench, records, splits, say, shared
+        self.bench, self.folder, self.splits, self.log, self.work = bench, folder, splits, log, work
+        self.device = bench.torch_device
         self._starts = dict(starts or {})
-        self._ran: set[str] = set()
-        self.device = bench.place
+        self._has_run: set[str] = set()
         self._original: tuple[int, Classifier, str] | None = None
         self._ensemble: tuple[int, SisaRemoval] | None = None
         self._cases: dict[tuple[str, int], Case] = {}
-        self._tuned: dict[tuple[str, str], Alternative] = {}
+        self._tuned: dict[tuple[str, str], Baseline] = {}
 
-    def cells(self, keys: list[Key]) -> None:
-        """Run what is missing in the order of the plan, each method tuned before its first cell."""
-        missing = [self._wanted(key) for key in keys if not self._done(key)]
-        every = [trial for _, contender, task in missing for trial in self.trials(contender, tuned_on(task))]
-        trials = [trial for trial in {trial.key: trial for trial in every}.values() if not self._tried(trial)]
-        needed = self._needed(missing, trials)
+    def run(self, keys: list[CellKey]) -> None:
+        """Run the missing cells in the order of the plan, each method tuned before its first cell."""
+        missing = [self.planned(key) for key in keys if not self._is_done(key)]
+        trials = {
+            trial.key: trial
+            for planned in missing
+            for trial in self.trials(planned.method, planned.task.tuning_kind)
+            if self.folder.get("tuning", trial.key) is None
+        }
+        needed = self._needed(missing, list(trials.values()))
         if missing and self.device.type == "cuda":
-            sisa = any(isinstance(wanted.contender.method, SisaRemoval) for wanted in missing)
-            self.warm_up(trains=sisa or not all(self._kept(*each).is_file() for each in needed))
-        self.say(f"{len(keys) - len(missing)} of {len(keys)} cells are there, {len(missing)} to run")
-        if self.shared.ranks.size > 1:  # one rank makes and tunes what a cell needs when it comes to it
-            for seed, task in self.shared.divided(needed):
+            sisa = any(isinstance(planned.method.method, SisaRemoval) for planned in missing)
+            self.warm_up(trains=sisa or not all(self._file(*model).is_file() for model in needed))
+        self.log(f"{len(keys) - len(missing)} of {len(keys)} cells are there, {len(missing)} to run")
+        if self.work.ranks.size > 1:  # a single process makes and tunes what a cell needs when it comes to it
+            for seed, task in self.work.divided(needed):
                 if task is None:
                     self.original(seed)
                 else:
                     self.reference(task, seed)
-            for trial in self.shared.divided(trials):
-                self.attempt(trial)
-        numbers = {wanted.key: number for number, wanted in enumerate(missing, start=1)}
-        for piece in self.shared.divided(self._pieces(missing)):
-            for wanted in piece:
-                cell = self.scored(wanted)
-                self.records.keep("cells", wanted.key, cell)
-                self.say(f"[{numbers[wanted.key]}/{len(missing)}] {in_a_line(cell)}")
+            for trial in self.work.divided(list(trials.values())):
+                self.run_trial(trial)
+        numbers = {planned.key: number for number, planned in enumerate(missing, start=1)}
+        for piece in self.work.divided(self._pieces(missing)):
+            for planned in piece:
+                cell = self.run_cell(planned)
+                self.folder.save_cell("cells", planned.key, cell)
+                self.log(f"[{numbers[planned.key]}/{len(missing)}] {progress_line(cell)}")
 
     def warm_up(self, trains: bool = True) -> None:
-        """A look, a step as methods and one as trainings take it: what a process does once is in nobody's seconds."""
+        """An evaluation pass, a step as methods take it and one as training does: what a process does once is in no
+        method's seconds."""
         training, start = replace(self.bench.training, epochs=1), self.start(self.bench.seeds[0])
-        some = self.bench.data.train.take(torch.arange(min(training.batch_size, len(self.bench.data.train))))
+        images = self.bench.data.train.take(torch.arange(min(training.batch_size, len(self.bench.data.train))))
         with on_device(start.module, self.device):  # first: it sets a state of torch that compiled networks depend on
-            predict_batches(
-                start,
-                evaluation_batches(some, start.require_preprocessing(), self.device)(None),
-                self.device,
-                self.bench.precise,
-            )
+            batches = evaluation_batches(images, start.require_preprocessing(), self.device)
+            predict_batches(start, batches(None), self.device, self.bench.run_precision)
         for compiled in sorted({False, self.bench.compiles and trains}):
-            fit(start, some, replace(training, compile=compiled), device=str(self.device))
+            fit(start, images, replace(training, compile=compiled), device=str(self.device))
 
-    def run_untimed(self, contender: Contender, method: Alternative) -> None:
-        """On a GPU every method has run in this process before it is timed: one that was not just tuned runs once on
-        what methods are tuned on. Where nobody is tuned, all are timed as they come."""
-        if self.device.type != "cuda" or contender.name in self._ran or not self.bench.tuning or self.bench.trials < 2:
+    def run_untimed(self, method: BenchMethod, variant: Baseline) -> None:
+        """On a GPU, run a method once before it is timed, on a tuning request; not one that was tuned in this process.
+        Where nothing is tuned, methods are timed as they come."""
+        cuda = self.device.type == "cuda"
+        if not cuda or method.name in self._has_run or not self.bench.tuning or self.bench.trials < 2:
             return
-        self._ran.add(contender.name)
-        task = next((task for task in self.bench.tuning if method.serves(task.request.kind) is None), None)
-        if task is not None and not isinstance(method, SisaRemoval):  # the first steps of a training matter little
-            self.case(task, self.bench.tuning_seed).cell(contender.name, method)
+        self._has_run.add(method.name)
+        task = next((task for task in self.bench.tuning if variant.refusal(task.request.kind) is None), None)
+        if task is not None and not isinstance(variant, SisaRemoval):  # it trains, and first steps matter little there
+            self.case(task, self.bench.tuning_seed).cell(method.name, variant)
 
-    def _wanted(self, key: Key) -> _Wanted:
-        contender = next(contender for contender in self.bench.contenders if contender.name == key.method)
-        return _Wanted(key, contender, next(task for task in self.bench.tasks if task.label == key.task))
+    def planned(self, key: CellKey) -> _Planned:
+        """A cell with its method and task."""
+        method = next(method for method in self.bench.methods if method.name == key.method)
+        return _Planned(key, method, next(task for task in self.bench.tasks if task.label == key.task))
 
-    def _needed(self, missing: Sequence[_Wanted], trials: Sequence[_Trial]) -> list[tuple[int, Task | None]]:
-        """Originals (without a task) and references that are to be there before the cells, by seed; each once."""
+    def _needed(self, missing: Sequence[_Planned], trials: Sequence[_Trial]) -> list[tuple[int, Task | None]]:
+        """Originals (without a task) and references that the cells need, each once."""
         pairs = [(self.bench.tuning_seed, trial.task) for trial in trials]
-        for key, contender, task in missing:
+        for key, method, task in missing:
             pairs.append((key.seed, task))
-            if contender.retrains:
-                pairs.append((self._next(key.seed), task))
+            if method.retrains:
+                pairs.append((self._next_seed(key.seed), task))
         seeds = () if self.bench.original is not None else dict.fromkeys(seed for seed, _ in pairs)
         references = {(seed, task.label): (seed, task) for seed, task in pairs} if self.bench.retrained else {}
         return [*((seed, None) for seed in seeds), *references.values()]
 
-    def _kept(self, seed: int, task: Task | None) -> Path:
-        """Where the original of a seed is kept, or the reference of a request."""
+    def _file(self, seed: int, task: Task | None) -> Path:
+        """The file of an original, or of the reference of a task."""
         if task is None:
-            return self.records.folder / f"originals/seed-{seed}.safetensors"
-        return self.records.folder / f"references/{file_stem(task.label, seed)}.safetensors"
+            return self.folder.path / f"originals/seed-{seed}.safetensors"
+        return self.folder.path / f"references/{file_stem(task.label, seed)}.safetensors"
 
-    def _pieces(self, missing: Sequence[_Wanted]) -> list[list[_Wanted]]:
-        """Cells one by one; but several ranks leave all that use one SISA ensemble to one of them, which trains it."""
-        if self.shared.ranks.size == 1:
-            return [[wanted] for wanted in missing]
-        ensembles: dict[int, list[_Wanted]] = {}
-        others = []
-        for wanted in missing:
-            if isinstance(wanted.contender.method, SisaRemoval):
-                ensembles.setdefault(wanted.key.seed, []).append(wanted)
+    def _pieces(self, missing: Sequence[_Planned]) -> list[list[_Planned]]:
+        """Cells one by one; with several ranks, all cells of one SISA ensemble go to the rank that trains it."""
+        if self.work.ranks.size == 1:
+            return [[planned] for planned in missing]
+        ensembles: dict[int, list[_Planned]] = {}
+        single = []
+        for planned in missing:
+            if isinstance(planned.method.method, SisaRemoval):
+                ensembles.setdefault(planned.key.seed, []).append(planned)
             else:
-                others.append([wanted])
-        return [*ensembles.values(), *others]
+                single.append([planned])
+        return [*ensembles.values(), *single]
 
-    def scored(self, wanted: _Wanted) -> dict[str, Any]:
-        """Run a cell."""
-        key, contender, task = wanted
-        if contender.retrains:
-            other, numbers = self.reference(task, self._next(key.seed)), Retrain(self.bench.training).to_json()
-            return self.case(task, key.seed).retrained_again(key.method, other, numbers)
-        method = self.tuned(contender, task)
-        self.run_untimed(contender, method)
-        return self.case(task, key.seed).cell(key.method, self.ready(method, key.seed))
+    def run_cell(self, planned: _Planned) -> dict[str, Any]:
+        """Run one cell."""
+        key, method, task = planned
+        if method.retrains:
+            other, numbers = self.reference(task, self._next_seed(key.seed)), Retrain(self.bench.training).to_json()
+            return self.case(task, key.seed).retrained_cell(key.method, other, numbers)
+        variant = self.tuned(method, task)
+        self.run_untimed(method, variant)
+        return self.case(task, key.seed).cell(key.method, self._with_ensemble(variant, key.seed))
 
-    def _done(self, key: Key) -> bool:
-        cell = self.records.get("cells", key)
+    def _is_done(self, key: CellKey) -> bool:
+        cell = self.folder.get("cells", key)
         return cell is not None and not ("error" in cell and self.bench.retry_failed)
 
-    def _next(self, seed: int) -> int:
+    def _next_seed(self, seed: int) -> int:
         seeds = self.bench.seeds
         return seeds[(seeds.index(seed) + 1) % len(seeds)]
 
-    def ready(self, method: Alternative, seed: int) -> Alternative:
-        """SISA gets the ensemble that it needs; the others are as they are."""
+    def _with_ensemble(self, method: Baseline, seed: int) -> Baseline:
+        """SISA with the ensemble that it needs; other methods as they are."""
         if not isinstance(method, SisaRemoval):
             return method
         if self._ensemble is None or self._ensemble[0] != seed:
             bench = self.bench
-            self.say(f"seed {seed}: training {bench.shards} shards for SISA")
+            self.log(f"seed {seed}: training {bench.shards} shards for SISA")
             sisa = train_sisa(
                 bench.start,
                 bench.data.train,
@@ -248,62 +278,69 @@ class _Work:
             self._ensemble = seed, replace(method, sisa=sisa)
         return self._ensemble[1]
 
-    def tuned(self, contender: Contender, task: Task) -> Alternative:
+    def tuned(self, method: BenchMethod, task: Task) -> Baseline:
         """The method with the numbers that did best on the tuning request of this kind."""
-        kind = tuned_on(task)
-        if (contender.name, kind) not in self._tuned:
-            trials = self.trials(contender, kind)
-            best = best_trial([self.attempt(trial) for trial in trials])
-            own = within(contender.method, self.bench.most_epochs)
-            self._tuned[contender.name, kind] = own if best is None else trials[best].method
-        return self._tuned[contender.name, kind]
+        kind = task.tuning_kind
+        if (method.name, kind) not in self._tuned:
+            trials = self.trials(method, kind)
+            best = best_trial([self.run_trial(trial) for trial in trials])
+            own = limit_epochs(method.method, self.bench.most_epochs)
+            self._tuned[method.name, kind] = own if best is None else trials[best].variant
+        return self._tuned[method.name, kind]
 
-    def trials(self, contender: Contender, kind: str) -> list[_Trial]:
-        """What is tried of a method on the tuning request of a kind; nothing where there is nothing to choose."""
+    def trials(self, method: BenchMethod, kind: str) -> list[_Trial]:
+        """The trials of a method on the tuning request of a kind; none if there is nothing to choose."""
         bench = self.bench
-        other = next((task for task in bench.tuning if tuned_on(task) == kind), None)
-        tried = bench.variants(contender)
-        if other is None or len(tried) < 2:
+        task = next((task for task in bench.tuning if task.tuning_kind == kind), None)
+        variants = bench.variants(method)
+        if task is None or len(variants) < 2:
             return []
-        keys = [Key(contender.name, other.label, bench.tuning_seed, trial) for trial in range(len(tried))]
-        return [_Trial(key, other, contender, method, len(tried)) for key, method in zip(keys, tried, strict=True)]
+        keys = [CellKey(method.name, task.label, bench.tuning_seed, trial) for trial in range(len(variants))]
+        return [_Trial(key, task, method, variant, len(keys)) for key, variant in zip(keys, variants, strict=True)]
 
-    def _tried(self, trial: _Trial) -> bool:
-        return self.records.get("tuning", trial.key) is not None
-
-    def attempt(self, trial: _Trial) -> dict[str, Any]:
-        """A trial's run, made now where it is not there."""
+    def run_trial(self, trial: _Trial) -> dict[str, Any]:
+        """A trial's cell, run now if it is not there."""
         key = trial.key
-        run = self.records.get("tuning", key)
+        run = self.folder.get("tuning", key)
         if run is None:
             case = self.case(trial.task, key.seed)
-            self._ran.add(trial.contender.name)
-            run = case.cell(key.method, trial.method) | {"trial": key.trial}
-            self.records.keep("tuning", key, run)
-            self.say(f"tuning, trial {(key.trial or 0) + 1} of {trial.of}: {in_a_line(run)}")
+            self._has_run.add(trial.method.name)
+            run = case.cell(key.method, trial.variant) | {"trial": key.trial}
+            self.folder.save_cell("tuning", key, run)
+            self.log(f"tuning, trial {(key.trial or 0) + 1} of {trial.trials}: {progress_line(run)}")
         return run
 
     def case(self, task: Task, seed: int) -> Case:
-        """A request with its original and its reference; the last two are kept, as tuning and scoring take turns."""
+        """A request with its original and its reference. The last two are kept: tuning and scoring alternate."""
         if (task.label, seed) not in self._cases:
             bench = self.bench
             original, digest = self.original(seed)
-            seen, _ = apart(self.splits[task.label])
-            views = self._views(task, original)
-            reference = self.reference(task, seed, views) if bench.retrained else None
-            said = look(original, views, self.device, bench.precise)
+            batches = self._scored_batches(task, original)
+            reference = self.reference(task, seed, batches) if bench.retrained else None
+            case = Case(
+                task=task,
+                seed=seed,
+                original=original,
+                original_digest=digest,
+                splits=calibration_and_scored(self.splits[task.label])[0],
+                batches=batches,
+                original_predictions=predict_scored(original, batches, self.device, bench.run_precision),
+                reference=reference,
+                train_images=len(bench.data.train),
+                device=self.device,
+                precision=bench.run_precision,
+            )
             for old in list(self._cases)[:-1]:
                 del self._cases[old]
-            sides = original, digest, seen, views, said, reference
-            self._cases[task.label, seed] = Case(task, seed, *sides, len(bench.data.train), self.device, bench.precise)
+            self._cases[task.label, seed] = case
         return self._cases[task.label, seed]
 
-    def _views(self, task: Task, model: Classifier) -> Views:
-        scored = apart(self.splits[task.label])[1]
-        return Views.of(scored, model.require_preprocessing(), self.device, tuning=task in self.bench.tuning)
+    def _scored_batches(self, task: Task, model: Classifier) -> ScoredBatches:
+        scored = calibration_and_scored(self.splits[task.label])[1]
+        return ScoredBatches.of(scored, model.require_preprocessing(), self.device, tuning=task in self.bench.tuning)
 
     def start(self, seed: int) -> Classifier:
-        """What training begins with; it takes seconds to draw the weights of a large network, and nobody changes it."""
+        """What training starts from. Drawing the weights of a large network takes seconds, so it is kept."""
         if seed not in self._starts:
             self._starts = {seed: self.bench.start(seed)}
         return self._starts[seed]
@@ -316,36 +353,36 @@ class _Work:
         return self._original[1:]
 
     def _trained_original(self, seed: int) -> Classifier:
-        bench, file = self.bench, self._kept(seed, None)
+        bench, file = self.bench, self._file(seed, None)
         start = self.start(seed)
         if file.is_file():
-            found = start.copy()
-            load_weights(found.module, read_weights(file), file.name)
-            found.module.eval()
-            return found
-        self.say(f"seed {seed}: training the original on {len(bench.data.train)} images")
+            model = start.copy()
+            load_weights(model.module, read_weights(file), file.name)
+            model.module.eval()
+            return model
+        self.log(f"seed {seed}: training the original on {len(bench.data.train)} images")
         trained = fit(start, bench.data.train, bench.training, seed=seed, device=str(self.device))
-        self.say(f"seed {seed}: trained in {trained.seconds:.1f} s")
+        self.log(f"seed {seed}: trained in {trained.seconds:.1f} s")
         with atomic_file(file) as staging:
             save_weights(trained.model.module, staging)
         return trained.model
 
-    def reference(self, task: Task, seed: int, views: Views | None = None) -> Reference:
-        """The same training without the forget set, by its answers."""
-        bench, file = self.bench, self._kept(seed, task)
-        facts = {"task": dict(task.facts), "seed": seed, "precision": bench.precise}
+    def reference(self, task: Task, seed: int, batches: ScoredBatches | None = None) -> Reference:
+        """The same training without the forget set: kept from before, or trained now."""
+        bench, file = self.bench, self._file(seed, task)
+        facts = {"task": dict(task.facts), "seed": seed, "precision": bench.run_precision}
         if task in bench.tuning:
-            facts["scored"] = TUNING_SCORED  # its answers are not those that a scored request needs
-        if (known := Reference.load(file, facts)) is not None:
-            return known
-        self.say(f"seed {seed}: retraining without {task.label}")
-        splits = self.splits[task.label]
+            facts["scored"] = TUNING_SCORED  # fewer predictions than a scored request needs
+        if (stored := Reference.load(file, facts)) is not None:
+            return stored
+        self.log(f"seed {seed}: retraining without {task.label}")
         start = self.start(seed)
-        made = Retrain(bench.training, lambda _seed: start).unlearn(
-            start, splits, seed=seed, device=str(self.device), precision=bench.training.precision
+        outcome = Retrain(bench.training, lambda _seed: start).unlearn(
+            start, self.splits[task.label], seed=seed, device=str(self.device), precision=bench.training.precision
         )
-        said = look(made.model, views or self._views(task, start), self.device, bench.precise)
-        found = Reference(said, made.seconds, made.image_passes, made.peak_memory)
-        found.save(file, facts)
-        self.say(f"seed {seed}: retrained in {made.seconds:.1f} s")
-        return found
+        batches = batches or self._scored_batches(task, start)
+        predictions = predict_scored(outcome.model, batches, self.device, bench.run_precision)
+        reference = Reference(predictions, outcome.seconds, outcome.image_passes, outcome.peak_memory)
+        reference.save(file, facts)
+        self.log(f"seed {seed}: retrained in {outcome.seconds:.1f} s")
+        return reference

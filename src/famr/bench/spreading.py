@@ -1,8 +1,8 @@
-"""Independent pieces of work for several processes: whoever is free takes the next one, and stages wait for each other.
+"""Independent pieces of work for several processes: each rank takes the next free piece, stages wait for each other.
 
-A piece may take hours, so that silence says nothing about a rank. Each has a thread that tells the others a few times a
-second how far it is and whether it is free. One that is gone is noticed at once, one that stands still after the
-timeout; the others finish the piece that they are at, and end with an error.
+A piece may take hours, so that silence means nothing. Every rank has a thread that sends its state to the others a few
+times a second. A rank that is gone is noticed at once, one that makes no progress after the timeout; the other ranks
+finish their current piece and end with an error.
 """
 
 from __future__ import annotations
@@ -21,163 +21,184 @@ from famr.engine.distributed import Ranks, from_words, in_words
 from famr.engine.launch import timeout
 from famr.errors import NumericsError
 
-BEAT = 0.1
-"""Seconds between two signs of life."""
-PARTING = 5.0
-"""Seconds in which the others must have heard that this rank goes."""
+HEARTBEAT = 0.1
+"""Seconds between two messages."""
+SHUTDOWN = 5.0
+"""Seconds in which the other ranks must have received that this one ends."""
 Piece = TypeVar("Piece")
 
 
-class Sign(NamedTuple):
-    """How far a rank is."""
+class RankState(NamedTuple):
+    """The state of a rank.
+
+    Attributes:
+        stages: Stages that it has finished.
+        requested: Pieces that it has requested.
+        waits: Whether it has nothing to do.
+        cpu_seconds: CPU time of its main thread; it stands still when the thread does.
+        ends: Whether it ends.
+        error: Why it ends, if it failed.
+    """
 
     stages: int = 0
-    """Stages that it has finished."""
-    asked: int = 0
-    """Pieces that it has asked for."""
+    requested: int = 0
     waits: bool = False
-    worked: float = 0.0
-    """What its main thread has had of a CPU, in seconds: what stands still has none."""
+    cpu_seconds: float = 0.0
     ends: bool = False
-    words: dict[str, str | None] | None = None
-    """Why it ends, where it failed."""
+    error: dict[str, str | None] | None = None
 
 
 class Spread:
-    """The work of all ranks, seen from one of them."""
+    """The work of all ranks, as one of them sees it.
+
+    Args:
+        ranks: The processes.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._own = Sign()
-        self._heard = [Sign()] * ranks.size
-        self._given = [0] * ranks.size
+        self._own = RankState()
+        self._states = [RankState()] * ranks.size
+        self._assigned = [0] * ranks.size
         self._next: Counter[int] = Counter()
-        self._place = 0
-        self._lost: Exception | None = None
-        self._news, self._hurry = threading.Condition(), threading.Event()
+        self._index = 0
+        self._failure: Exception | None = None
+        self._updated, self._send_now = threading.Condition(), threading.Event()
 
     def divided(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
         """The pieces that fall to this rank, one by one; it ends once all ranks are done with theirs.
 
-        Every rank must give the same pieces, and run the loop to its end.
+        Args:
+            pieces: All pieces. Every rank must pass the same ones, and run the loop to its end.
         """
         if self.ranks.size == 1:
             yield from pieces
             return
-        while (place := self._take()) < len(pieces):
-            yield pieces[place]
+        while (index := self._take()) < len(pieces):
+            yield pieces[index]
             self._require_all()
-        with self._news:
-            self._say(stages=self._own.stages + 1, waits=True)
-            while any(sign.stages < self._own.stages for sign in self._heard):
+        with self._updated:
+            self._update(stages=self._own.stages + 1, waits=True)
+            while any(state.stages < self._own.stages for state in self._states):
                 self._require_all()
-                self._news.wait()
-            self._say(waits=False)
+                self._updated.wait()
+            self._update(waits=False)
 
     def _take(self) -> int:
-        """The place of the next piece of this stage that nobody has."""
-        with self._news:
-            self._say(asked=self._own.asked + 1)
-            while self._given[self.ranks.rank] < self._own.asked:
+        """The index of the next piece of this stage."""
+        with self._updated:
+            self._update(requested=self._own.requested + 1)
+            while self._assigned[self.ranks.rank] < self._own.requested:
                 self._require_all()
-                self._news.wait()
-            return self._place
+                self._updated.wait()
+            return self._index
 
-    def _give(self, every: Sequence[Sign]) -> None:
-        """A piece for each rank that asks, in their order: all hear the same, so all know who has which."""
-        for rank, sign in enumerate(every):
-            if sign.asked > self._given[rank]:
-                self._given[rank] = sign.asked
+    def _assign(self, states: Sequence[RankState]) -> None:
+        """Give a piece to each rank that requests one, in their order: all ranks see the same states, so that all
+        assign the same."""
+        for rank, state in enumerate(states):
+            if state.requested > self._assigned[rank]:
+                self._assigned[rank] = state.requested
                 if rank == self.ranks.rank:
-                    self._place = self._next[sign.stages]
-                self._next[sign.stages] += 1
+                    self._index = self._next[state.stages]
+                self._next[state.stages] += 1
 
     def _require_all(self) -> None:
-        """An error where another rank is gone, or goes."""
-        if self._lost is not None:
-            raise self._lost
-        if words := next((sign.words for sign in self._heard if sign.words is not None), None):
-            raise from_words(words)
-        if any(sign.ends for sign in self._heard):
-            raise _gone("Another process of this run was stopped.", "between the processes")
+        """Raise if another rank is gone or ends."""
+        if self._failure is not None:
+            raise self._failure
+        if error := next((state.error for state in self._states if state.error is not None), None):
+            raise from_words(error)
+        if any(state.ends for state in self._states):
+            raise _rank_lost("Another process of this run was stopped.", "between the processes")
 
-    def _say(self, **changes: Any) -> None:
+    def _update(self, **changes: Any) -> None:
         self._own = self._own._replace(**changes)
-        self._hurry.set()
+        self._send_now.set()
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Tell the others of this rank, and listen to them, while the block runs."""
+    def connected(self) -> Iterator[None]:
+        """Exchange states with the other ranks while the block runs."""
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout()))
-        thread = threading.Thread(target=self._listen, args=(group, _clock_of_this_thread()), daemon=True)
+        thread = threading.Thread(target=self._exchange, args=(group, _clock_of_this_thread()), daemon=True)
         thread.start()
         try:
             yield
         except BaseException as error:
-            self._say(words=in_words(error, self.ranks.rank) if isinstance(error, Exception) else None)
+            self._update(error=in_words(error, self.ranks.rank) if isinstance(error, Exception) else None)
             raise
         finally:
-            self._say(ends=True)
-            thread.join(PARTING)
+            self._update(ends=True)
+            thread.join(SHUTDOWN)
 
-    def _listen(self, group: Any, clock: int | None) -> None:
+    def _exchange(self, group: Any, clock: int | None) -> None:
         try:
-            moved = [(-1.0, 0.0)] * self.ranks.size
-            while not any(sign.ends for sign in self._heard):
-                self._hurry.wait(BEAT)
-                self._hurry.clear()
-                worked = time.process_time() if clock is None else time.clock_gettime(clock)
-                every: list[Any] = [None] * self.ranks.size
-                dist.all_gather_object(every, self._own._replace(worked=worked), group=group)
-                with self._news:
-                    self._heard = every
-                    self._give(every)
-                    self._news.notify_all()
-                moved = [_last_moved(sign, before) for sign, before in zip(every, moved, strict=True)]
-                others = {rank: since for rank, (_, since) in enumerate(moved) if rank != self.ranks.rank}
-                if (still := _standing_still(others)) is not None:
-                    self._lose(still)
-                    self._say(words=in_words(still, self.ranks.rank), ends=True)  # the next round tells all of it
+            progress = [(-1.0, 0.0)] * self.ranks.size
+            while not any(state.ends for state in self._states):
+                self._send_now.wait(HEARTBEAT)
+                self._send_now.clear()
+                cpu_seconds = time.process_time() if clock is None else time.clock_gettime(clock)
+                states: list[Any] = [None] * self.ranks.size
+                dist.all_gather_object(states, self._own._replace(cpu_seconds=cpu_seconds), group=group)
+                with self._updated:
+                    self._states = states
+                    self._assign(states)
+                    self._updated.notify_all()
+                progress = [last_progress(state, before) for state, before in zip(states, progress, strict=True)]
+                others = {rank: since for rank, (_, since) in enumerate(progress) if rank != self.ranks.rank}
+                if (stalled := _stalled(others)) is not None:
+                    self._fail(stalled)
+                    self._update(error=in_words(stalled, self.ranks.rank), ends=True)  # sent in the next round
         except Exception as error:
-            self._lose(error)
+            self._fail(error)
 
-    def _lose(self, error: Exception) -> None:
-        """The main thread raises it, and waits for nobody any more."""
-        with self._news:
-            self._lost = error
-            self._news.notify_all()
+    def _fail(self, error: Exception) -> None:
+        """Make the main thread raise, and wait for no rank any more."""
+        with self._updated:
+            self._failure = error
+            self._updated.notify_all()
 
 
 @contextmanager
-def spread(ranks: Ranks) -> Iterator[Spread]:
-    """Work that these ranks do together."""
+def divide_work(ranks: Ranks) -> Iterator[Spread]:
+    """Divide work among ranks.
+
+    Args:
+        ranks: The processes; one alone takes every piece.
+    """
     work = Spread(ranks)
     if ranks.size == 1:
         yield work
         return
-    with work.heard():
+    with work.connected():
         yield work
 
 
 def _clock_of_this_thread() -> int | None:
-    """A clock that runs while this thread has a CPU; None where the system has no such clock."""
-    found = getattr(time, "pthread_getcpuclockid", None)
-    return None if found is None else int(found(threading.get_ident()))
+    """A clock of this thread's CPU time; None where the system has no such clock."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    return None if clock_of is None else int(clock_of(threading.get_ident()))
 
 
-def _last_moved(sign: Sign, before: tuple[float, float]) -> tuple[float, float]:
-    """What a rank has worked, and when it last had worked more than before, or had nothing to do."""
-    return before if sign.worked == before[0] and not sign.waits else (sign.worked, time.monotonic())
+def last_progress(state: RankState, before: tuple[float, float]) -> tuple[float, float]:
+    """A rank's CPU time, and the moment when it last grew or the rank had nothing to do.
+
+    Args:
+        state: Of the rank.
+        before: The result for its state before.
+    """
+    stands_still = state.cpu_seconds == before[0] and not state.waits
+    return before if stands_still else (state.cpu_seconds, time.monotonic())
 
 
-def _standing_still(since: Mapping[int, float]) -> NumericsError | None:
-    """What to say of the first rank that has not moved for too long."""
+def _stalled(since: Mapping[int, float]) -> NumericsError | None:
+    """The error for the first rank without progress for too long."""
     now, limit = time.monotonic(), timeout()
     for rank, moment in since.items():
         if now - moment > limit:
-            return _gone(f"A process of this run has stood still for {limit:g} seconds.", f"rank {rank}")
+            return _rank_lost(f"A process of this run made no progress for {limit:g} seconds.", f"rank {rank}")
     return None
 
 
-def _gone(what: str, where: str) -> NumericsError:
-    return NumericsError(what, where=where, fix="Start the run again: it goes on with what is missing.")
+def _rank_lost(what: str, where: str) -> NumericsError:
+    return NumericsError(what, where=where, fix="Start the run again: it resumes with what is missing.")

@@ -1,4 +1,4 @@
-"""The results of a bench as a page: a table for each kind of request, and every cell."""
+"""The results of a bench as a page: a table for each kind of request, what did not run, the tuning, and every cell."""
 
 from __future__ import annotations
 
@@ -7,64 +7,71 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from famr.bench.account import not_run, tuning_table
-from famr.bench.statistics import BEST, TESTED_FROM, TIED, Marks, Mean, marks, mean_of
-from famr.report.content import Block, Bullets, Report, Section, Table
+from famr.bench.statistics import BEST, FEWEST_PAIRS, TIED, Mean, mean_of, rank_marks
+from famr.bench.tuning import best_trial
+from famr.report.content import Block, Bullets, Report, Section, Table, Text
 
 Cell = Mapping[str, Any]
 Figures = dict[tuple[str, int], float]
 FORGETS_WITHIN = 0.02
 """A method counts as one that forgets if its For-Acc is at most so much above the retrained model's."""
 KEEPS_WITHIN = 0.02
-"""And as one that keeps what is not forgotten if its Ret-Acc is at most so much below the original's."""
+"""And as one that keeps accuracy if its Ret-Acc is at most so much below the original's."""
 KINDS = {"class": "Classes", "concept": "Concepts", "samples": "Samples"}
 GIB = 1 << 30
 
 
 class Column(NamedTuple):
-    """A figure of a cell: how it is found, what of it is small where it is good, and how it is written."""
+    """A figure of a cell.
+
+    Attributes:
+        title: Heading, with the unit.
+        value: The figure of a cell and of `original`, `unlearned` or `retrained`; None if there is none.
+        near_retrained: Whether the best value is the one nearest to the retrained model; else the smallest is.
+        format: Key of `FORMATS`.
+        cost: Whether it is a cost, ranked among methods that forget.
+    """
 
     title: str
     value: Callable[[Cell, str], float | None]
     near_retrained: bool
-    """Whether the best is the one nearest to the retrained model; else the smallest."""
-    write: str
+    format: str
     cost: bool = False
 
 
-def _measure(name: str) -> Callable[[Cell, str], float | None]:
+def _metric(name: str) -> Callable[[Cell, str], float | None]:
     return lambda cell, model: (cell[model] or {}).get(name)
 
 
 def _cost(name: str) -> Callable[[Cell, str], float | None]:
-    def find(cell: Cell, model: str) -> float | None:
+    def value(cell: Cell, model: str) -> float | None:
         if model == "original":
             return None
-        found: float | None = cell[name] if model == "unlearned" else (cell["retraining"] or {}).get(name)
-        return found
+        cost: float | None = cell[name] if model == "unlearned" else (cell["retraining"] or {}).get(name)
+        return cost
 
-    return find
+    return value
 
 
-def _share(cell: Cell, model: str) -> float | None:
+def _share_of_retraining(cell: Cell, model: str) -> float | None:
     return {"unlearned": cell["share_of_retraining"], "retrained": 1.0 if cell["retrained"] else None}.get(model)
 
 
 COLUMNS = (
-    Column("Ret-Acc %", _measure("retain_accuracy"), True, "percent"),
-    Column("For-Acc %", _measure("forget_accuracy"), True, "percent"),
-    Column("CE", _measure("forget_cross_entropy"), True, "two"),
-    Column("Ent", _measure("forget_entropy"), True, "two"),
-    Column("KL", _measure("forget_kl"), True, "two"),
-    Column("Avg. Gap %", _measure("average_gap"), False, "percent two"),
-    Column("JS to retrained", _measure("js_to_retrained"), False, "three"),
-    Column("MIA-efficacy %", _measure("mia_efficacy"), True, "percent"),
+    Column("Ret-Acc %", _metric("retain_accuracy"), True, "percent"),
+    Column("For-Acc %", _metric("forget_accuracy"), True, "percent"),
+    Column("CE", _metric("forget_cross_entropy"), True, "two"),
+    Column("Ent", _metric("forget_entropy"), True, "two"),
+    Column("KL", _metric("forget_kl"), True, "two"),
+    Column("Avg. Gap %", _metric("average_gap"), False, "percent two"),
+    Column("JS to retrained", _metric("js_to_retrained"), False, "three"),
+    Column("MIA-efficacy %", _metric("mia_efficacy"), True, "percent"),
     Column("seconds", _cost("seconds"), False, "two", cost=True),
-    Column("% of retraining time", _share, False, "percent", cost=True),
+    Column("% of retraining time", _share_of_retraining, False, "percent", cost=True),
     Column("FDE", _cost("fde"), False, "two", cost=True),
     Column("peak memory, GiB", _cost("peak_memory"), False, "gib", cost=True),
 )
-WRITERS: dict[str, Callable[[float], str]] = {
+FORMATS: dict[str, Callable[[float], str]] = {
     "percent": lambda value: f"{100 * value:.1f}",
     "percent two": lambda value: f"{100 * value:.2f}",
     "two": lambda value: f"{value:.2f}",
@@ -76,142 +83,187 @@ NOTES = (
     "For-Acc, CE, Ent, KL and JS: the forget set; nats. KL is to the original.",
     f"{BEST} best, {TIED} not significantly worse (paired two-sided t test over the cells that both have, 5 %, not "
     "corrected for the number of methods; fewer than 3 cells allow no test). Ret-Acc, For-Acc, CE, Ent, KL and "
-    "MIA-efficacy are best where they are nearest to the retrained model, the others where they are smallest. Costs "
-    f"are ranked among methods that forget: For-Acc at most {100 * FORGETS_WITHIN:g} points above retrained; † marks "
-    "the others. While a bench is unfinished, only requests and seeds count of which most cells have run. A method "
-    "with a cell that failed or is missing there is not ranked.",
+    "MIA-efficacy are best where they are nearest to the retrained model, the remaining columns where they are "
+    f"smallest. Costs are ranked among methods that forget: For-Acc at most {100 * FORGETS_WITHIN:g} points above "
+    "retrained; † marks methods that do not. While a bench is unfinished, only requests and seeds count of which most "
+    "cells have run. A method with a failed or missing cell there is not ranked.",
     "Avg. Gap: mean distance to the retrained model of For-Acc, accuracy on retained training images, Ret-Acc and "
-    "MIA-efficacy. MIA-efficacy: share of the forget set that an attack calls non-members; "
-    "where members and others can hardly be told apart it is close to a coin, and Avg. Gap with it.",
-    "Seconds are those of all that a method does, preparations included, once model and images are on the device; of "
-    "FAMR its steps alone, and its whole call, are given below the table. Tuning is not counted for any method, nor "
-    "what a process does once: on a GPU every method has run before it is timed, and takes the same captured steps. "
+    "MIA-efficacy. MIA-efficacy: share of the forget set that a membership attack classifies as non-members; "
+    "where the attack can hardly separate members from non-members it is as random as a coin flip, and with it a "
+    "quarter of Avg. Gap.",
+    "Seconds cover everything that a method does, preparations included, once model and images are on the device; of "
+    "FAMR its steps alone, and its whole call is given below the table. Tuning is not counted for any method, nor "
+    "what a process does once: on a GPU every method has run before it is timed. "
     "FDE: passes of an image through a network, divided by the number of training images. Peak memory is counted on a "
-    "GPU only, beyond what lies there when a method begins: the images, the original.",
-    "The row retrain, where there is one, is a retrained model of another seed: the distance that no method can be "
-    "asked to beat. It takes no part in the ranking.",
+    "GPU only, beyond what is allocated when a method begins: the images, the original.",
+    "The row retrain, where there is one, is a retrained model of another seed: no method can be expected to come "
+    "closer. It is not ranked.",
 )
 
 
-def done(cells: Sequence[Cell]) -> list[Cell]:
-    """Those with figures."""
+def finished_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells with figures.
+
+    Args:
+        cells: Finished, failed and missing ones.
+    """
     return [cell for cell in cells if "unlearned" in cell]
 
 
 def results_page(content: Mapping[str, Any]) -> Report:
-    """The whole page."""
+    """The page of a bench.
+
+    Args:
+        content: As in results.json.
+    """
     cells: list[Cell] = content["cells"]
     failed = [cell for cell in cells if "error" in cell]
     missing = [cell for cell in cells if cell.get("missing")]
     outcome = "fail" if failed else "cannot tell" if missing else "pass"
-    told = f"{len(done(cells))} of {len(cells)} cells have figures, {len(failed)} failed, {len(missing)} not run yet."
+    finished = finished_cells(cells)
+    verdict = f"{len(finished)} of {len(cells)} cells have figures, {len(failed)} failed, {len(missing)} not run yet."
     sections = [_setting(content)]
     for kind, title in KINDS.items():
-        if some := [cell for cell in cells if kind_of(cell, content) == kind]:
-            sections.append(Section(title, _kind_blocks(some)))
-    sections.append(Section("What did not run", (not_run(content, failed, missing),)))
+        if of_kind := [cell for cell in cells if cell_kind(cell, content) == kind]:
+            sections.append(Section(title, _kind_blocks(of_kind)))
+    sections.append(Section("What did not run", (_not_run(content, failed, missing),)))
     if content["tuning"]:
         sections.append(Section("Tuning", (tuning_table(content["tuning"]),)))
-    sections.append(Section("Every cell", (_every(done(cells)),)))
-    title = f"Methods beside each other on {content['settings'].get('data', 'data that nobody named')}"
-    return Report(title, outcome, told, tuple(sections))  # type: ignore[arg-type]
+    sections.append(Section("Every cell", (_all_cells(finished),)))
+    title = f"Methods compared on {content['settings'].get('data', 'unnamed data')}"
+    return Report(title, outcome, verdict, tuple(sections))  # type: ignore[arg-type]
 
 
-def kind_of(cell: Cell, content: Mapping[str, Any]) -> str:
-    """The kind of request of a cell, also of one that did not run."""
+def cell_kind(cell: Cell, content: Mapping[str, Any]) -> str:
+    """The kind of request of a cell, also of one that did not run.
+
+    Args:
+        cell: The cell.
+        content: As in results.json.
+    """
     return str(content["tasks"][cell["task"]]["kind"])
 
 
 def forgets(cells: Sequence[Cell]) -> bool | None:
-    """Whether a method forgets, on average over its cells; None where no retrained model says how much is right."""
+    """Whether a method forgets, on average over its cells.
+
+    Args:
+        cells: Of one method.
+
+    Returns:
+        None where no model was retrained to compare with.
+    """
     known = [cell for cell in cells if cell["retrained"] is not None]
     gaps = [cell["unlearned"]["forget_accuracy"] - cell["retrained"]["forget_accuracy"] for cell in known]
     return sum(gaps) / len(gaps) <= FORGETS_WITHIN if gaps else None
 
 
-def keeps(cells: Sequence[Cell]) -> bool:
-    """Whether a method keeps what is not to be forgotten, on average over its cells."""
+def keeps_accuracy(cells: Sequence[Cell]) -> bool:
+    """Whether a method keeps its accuracy on what is not forgotten, on average over its cells.
+
+    Args:
+        cells: Of one method.
+    """
     lost = [cell["original"]["retain_accuracy"] - cell["unlearned"]["retain_accuracy"] for cell in cells]
     return bool(sum(lost) / len(lost) <= KEEPS_WITHIN)
 
 
 def by_method(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """Cells of each method, in the order of the plan."""
-    found: dict[str, list[Cell]] = {}
+    """Cells of each method, in the order of the plan.
+
+    Args:
+        cells: Of several methods.
+    """
+    groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(cell["method"], []).append(cell)
-    return found
+        groups.setdefault(cell["method"], []).append(cell)
+    return groups
 
 
-def to_rank(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of the requests and seeds of which most have run: one that was just begun must not unrank everybody."""
-    planned = Counter(case_of(cell) for cell in cells)
-    ran = Counter(case_of(cell) for cell in cells if not cell.get("missing"))
-    return [cell for cell in cells if 2 * ran[case_of(cell)] > planned[case_of(cell)]]
+def case_key(cell: Cell) -> tuple[str, int]:
+    """The request and the seed, by which cells of several methods are paired.
 
-
-def case_of(cell: Cell) -> tuple[str, int]:
-    """The request and the seed, by which cells of several methods are paired."""
+    Args:
+        cell: The cell.
+    """
     return cell["task"], cell["seed"]
 
 
-def ranked(cells: Sequence[Cell], column: Column) -> Marks:
-    """Marks of a column."""
-    return marks(_comparable(cells, column))
+def rankable_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of the requests and seeds of which most have run: one that has just begun does not count.
 
-
-def _comparable(cells: Sequence[Cell], column: Column, keeping: bool = False) -> dict[str, Figures]:
-    """Figures of methods; costs only of those that forget, never of retraining itself or where a cell failed.
-
-    `keeping`: of those alone that keep the rest.
+    Args:
+        cells: Finished, failed and missing ones.
     """
+    planned = Counter(case_key(cell) for cell in cells)
+    run = Counter(case_key(cell) for cell in cells if not cell.get("missing"))
+    return [cell for cell in cells if 2 * run[case_key(cell)] > planned[case_key(cell)]]
+
+
+def column_marks(cells: Sequence[Cell], column: Column) -> dict[str, str]:
+    """Which methods are best in a column, and which are not significantly worse.
+
+    Args:
+        cells: Of one kind of request.
+        column: The column.
+    """
+    return rank_marks(_comparable(cells, column))
+
+
+def _comparable(cells: Sequence[Cell], column: Column, accurate_only: bool = False) -> dict[str, Figures]:
+    """Figures by method, small is good; costs only of methods that forget, nothing of retraining or of failed cells."""
     values = {}
-    for name, some in by_method(to_rank(cells)).items():
-        if name == "retrain" or len(done(some)) < len(some):
+    for name, of_method in by_method(rankable_cells(cells)).items():
+        if name == "retrain" or len(finished_cells(of_method)) < len(of_method):
             continue
-        if (column.cost and not forgets(some)) or (keeping and not keeps(some)):
+        if (column.cost and not forgets(of_method)) or (accurate_only and not keeps_accuracy(of_method)):
             continue
-        figures = {case_of(cell): _goodness(cell, column) for cell in some}
+        figures = {case_key(cell): _distance_from_best(cell, column) for cell in of_method}
         values[name] = {key: value for key, value in figures.items() if value is not None}
     return values
 
 
-def _goodness(cell: Cell, column: Column) -> float | None:
-    """Small is good."""
+def _distance_from_best(cell: Cell, column: Column) -> float | None:
     value = column.value(cell, "unlearned")
-    truth = column.value(cell, "retrained") if column.near_retrained else 0.0
-    return None if value is None or truth is None else abs(value - truth)
+    best = column.value(cell, "retrained") if column.near_retrained else 0.0
+    return None if value is None or best is None else abs(value - best)
 
 
-def written(mean: Mean | None, how: str) -> str:
-    """A mean with its interval, or a dash."""
+def format_mean(mean: Mean | None, style: str) -> str:
+    """A mean with its interval; a dash for None.
+
+    Args:
+        mean: The mean.
+        style: Key of `FORMATS`.
+    """
     if mean is None:
         return "–"
-    write = WRITERS[how]
-    return write(mean.mean) if mean.half is None else f"{write(mean.mean)} ± {write(mean.half)}"
+    write = FORMATS[style]
+    return write(mean.mean) if mean.half_width is None else f"{write(mean.mean)} ± {write(mean.half_width)}"
 
 
 def methods_table(cells: Sequence[Cell], caption: str) -> Table:
-    """Original, every method, retrained: means over the cells, with marks."""
-    found = done(cells)
-    cases = list({case_of(cell): cell for cell in found}.values())  # original and truth are shared
+    """Original, every method, retrained: means over the cells, with marks.
+
+    Args:
+        cells: Of one kind of request.
+        caption: Of the table.
+    """
+    cases = list({case_key(cell): cell for cell in finished_cells(cells)}.values())  # methods share these models
     rows = [_row("original", cases, "original")] if cases else []
-    marked = {column.title: ranked(cells, column) for column in COLUMNS}
-    for name, some in by_method(cells).items():
-        figures = done(some)
-        kept = f"{len(figures)} of {len(some)}"
-        if not figures:
-            rows.append((f"{name}: {_why_none(some)}", *["–"] * len(COLUMNS), kept))
+    marks = {column.title: column_marks(cells, column) for column in COLUMNS}
+    for name, of_method in by_method(cells).items():
+        finished = finished_cells(of_method)
+        count = f"{len(finished)} of {len(of_method)}"
+        if not finished:
+            rows.append((f"{name}: {_why_none(of_method)}", *["–"] * len(COLUMNS), count))
             continue
-        label = f"{name} †" if forgets(figures) is False else name
-        row = _row(label, figures, "unlearned")
-        shown = [
-            f"{text} {marked[column.title].get(name, '')}".strip()
-            for column, text in zip(COLUMNS, row[1:-1], strict=True)
-        ]
-        rows.append((label, *shown, kept))
-    if known := [cell for cell in cases if cell["retrained"] is not None]:
-        rows.append(_row("retrained", known, "retrained"))
+        label = f"{name} †" if forgets(finished) is False else name
+        means = zip(COLUMNS, _row(label, finished, "unlearned")[1:-1], strict=True)
+        marked = [f"{text} {marks[column.title].get(name, '')}".strip() for column, text in means]
+        rows.append((label, *marked, count))
+    if retrained := [cell for cell in cases if cell["retrained"] is not None]:
+        rows.append(_row("retrained", retrained, "retrained"))
     return Table(caption, ("model", *(column.title for column in COLUMNS), "cells"), tuple(rows))
 
 
@@ -221,56 +273,62 @@ def _why_none(cells: Sequence[Cell]) -> str:
 
 
 def _row(label: str, cells: Sequence[Cell], model: str) -> tuple[str, ...]:
-    figures = []
+    means = []
     for column in COLUMNS:
         values = [value for cell in cells if (value := column.value(cell, model)) is not None]
-        figures.append(written(mean_of(values), column.write))
-    return (label, *figures, str(len(cells)))
+        means.append(format_mean(mean_of(values), column.format))
+    return (label, *means, str(len(cells)))
 
 
 def _kind_blocks(cells: Sequence[Cell]) -> tuple[Block, ...]:
     tasks = dict.fromkeys(cell["task"] for cell in cells)
     seeds = sorted({cell["seed"] for cell in cells})
     caption = f"{len(tasks)} request(s): {', '.join(tasks)}; seeds {', '.join(map(str, seeds))}"
-    lines = [first(cells)]
-    for name, some in by_method(done(cells)).items():
-        known = [cell["facts"] for cell in some if "seconds_of_steps" in cell["facts"]]
-        if known:
-            steps = mean_of([facts["seconds_of_steps"] for facts in known])
-            calls = mean_of([facts["seconds_of_the_call"] for facts in known if "seconds_of_the_call" in facts])
-            whole = "" if calls is None else f"; its whole call, copies and measures included: {written(calls, 'two')}"
-            lines.append(f"Steps of {name} alone: {written(steps, 'two')} seconds{whole}.")
+    lines = [ranking_summary(cells)]
+    for name, of_method in by_method(finished_cells(cells)).items():
+        facts = [cell["facts"] for cell in of_method if "seconds_of_steps" in cell["facts"]]
+        if facts:
+            steps = mean_of([each["seconds_of_steps"] for each in facts])
+            calls = mean_of([each["seconds_of_the_call"] for each in facts if "seconds_of_the_call" in each])
+            whole = "" if calls is None else f"; whole call, with copies and evaluation: {format_mean(calls, 'two')}"
+            lines.append(f"Steps of {name} alone: {format_mean(steps, 'two')} seconds{whole}.")
     return (methods_table(cells, caption), Bullets(tuple(lines)))
 
 
-def first(cells: Sequence[Cell]) -> str:
-    """Who is first, in words."""
-    told = []
+def ranking_summary(cells: Sequence[Cell]) -> str:
+    """Which method is best by Avg. Gap and by seconds, in sentences.
+
+    Args:
+        cells: Of one kind of request.
+    """
+    sentences = []
     quickest: list[str] = []
-    for title, keeping in (("Avg. Gap %", False), ("seconds", False), ("seconds", True)):
+    for title, accurate_only in (("Avg. Gap %", False), ("seconds", False), ("seconds", True)):
         column = next(column for column in COLUMNS if column.title == title)
-        found = marks(compared := _comparable(cells, column, keeping))
-        best = [name for name, mark in found.items() if mark == BEST]
-        if keeping and best in ([], quickest):
-            continue  # nobody keeps the rest, or the quickest does
+        values = _comparable(cells, column, accurate_only)
+        marks = rank_marks(values)
+        best = [name for name, mark in marks.items() if mark == BEST]
+        if accurate_only and best in ([], quickest):
+            continue  # no method keeps its accuracy, or the quickest one does
         quickest = best
-        means = {name: fmean(values.values()) for name, values in compared.items() if values}
-        tied = sorted((name for name, mark in found.items() if mark == TIED), key=means.__getitem__)
+        means = {name: fmean(figures.values()) for name, figures in values.items() if figures}
         among = " among methods that forget" if column.cost else ""
-        among += f" and lose at most {100 * KEEPS_WITHIN:g} points of Ret-Acc" if keeping else ""
+        among += f" and lose at most {100 * KEEPS_WITHIN:g} points of Ret-Acc" if accurate_only else ""
+        what = f"{title.removesuffix(' %')}{among}"
         if not best:
-            told.append(f"Nobody to rank on {title.removesuffix(' %')}{among}.")
+            sentences.append(f"No method to rank by {what}.")
             continue
         unit = "%" if title.endswith("%") else "s"
-        shown = {name: f"{name} ({WRITERS[column.write](mean)} {unit})" for name, mean in means.items()}
-        each = ", ".join(shown[name] for name in tied)
-        rest = f"; not significantly worse: {each}" if tied else "; all others are significantly worse"
-        if len({case_of(cell) for cell in done(to_rank(cells))}) < TESTED_FROM:
-            rest = f"; fewer than {TESTED_FROM} cells a method allow no test"
-        if len(compared) == 1:
+        shown = {name: f"{name} ({FORMATS[column.format](mean)} {unit})" for name, mean in means.items()}
+        tied = sorted((name for name, mark in marks.items() if mark == TIED), key=means.__getitem__)
+        listed = ", ".join(shown[name] for name in tied)
+        rest = f"; not significantly worse: {listed}" if tied else "; all others are significantly worse"
+        if len({case_key(cell) for cell in finished_cells(rankable_cells(cells))}) < FEWEST_PAIRS:
+            rest = f"; fewer than {FEWEST_PAIRS} cells a method allow no test"
+        if len(values) == 1:
             rest = ", the only one"
-        told.append(f"Smallest {title.removesuffix(' %')}{among}: {shown[best[0]]}{rest}.")
-    return " ".join(told)
+        sentences.append(f"Smallest {what}: {shown[best[0]]}{rest}.")
+    return " ".join(sentences)
 
 
 def _setting(content: Mapping[str, Any]) -> Section:
@@ -280,35 +338,84 @@ def _setting(content: Mapping[str, Any]) -> Section:
         f"Data: {settings.get('data', 'not named')}, {settings['training_images']} training images, "
         f"{settings['classes']} classes; methods see {settings['shown_to_methods']}.",
         f"Model: {settings.get('model', 'not named')}; {training['epochs']} epochs, batch {training['batch_size']}, "
-        f"learning rate {training['learning_rate']:g}, and the same without the forget set for the retrained models.",
+        f"learning rate {training['learning_rate']:g}; retrained models likewise, without the forget set.",
         f"Tuning: at most {settings['trials']} runs a method"
         + (
             f", seed {settings['tuning_seed']}, on {' and on '.join(settings['tuned_on'].values())}, not scored; "
-            f"judged by at most {settings['tuning_scored']} retained and as many held-out images."
+            f"judged on at most {settings['tuning_scored']} retained and as many held-out images."
             if settings["tuned_on"]
-            else ": default numbers as they are."
+            else ": default numbers."
         )
         + (f" Epochs over the retained images: at most {most}, for every method." if most else ""),
         f"Machine: {machine['hardware']}, torch {machine['torch']}, timm {machine['timm']}, famr {machine['famr']}, "
         f"{settings['precision']}.",
     ]
     weights: dict[int, set[str]] = {}
-    for cell in done(content["cells"]):
+    for cell in finished_cells(content["cells"]):
         weights.setdefault(cell["seed"], set()).add(cell["original_sha256"])
-    if mixed := [str(seed) for seed, found in weights.items() if len(found) > 1]:
+    if several := [str(seed) for seed, digests in weights.items() if len(digests) > 1]:
         lines.append(
-            f"The original of seed {', '.join(mixed)} was trained more than once, with other weights each time."
+            f"The original of seed {', '.join(several)} was trained more than once, with other weights each time."
         )
     return Section("What was run", (Bullets((*lines, *NOTES)),))
 
 
-def _every(cells: Sequence[Cell]) -> Table:
+def _not_run(content: Mapping[str, Any], failed: Sequence[Cell], missing: Sequence[Cell]) -> Block:
+    """Cells that failed, with the reason; missing ones; requests that a method cannot serve."""
+
+    def case(cell: Cell) -> str:
+        return f"{cell['task']}, seed {cell['seed']}"
+
+    lines = [f"Failed: {c['method']}, {case(c)}: {c['error']['kind']}: {c['error']['what']}" for c in failed]
+    not_yet: dict[str, list[str]] = {}
+    for cell in missing:
+        not_yet.setdefault(case(cell), []).append(cell["method"])
+    lines += [f"Not run yet: {label}: {', '.join(methods)}" for label, methods in not_yet.items()]
+    lines += [f"Not served: {pair}: {reason}" for pair, reason in content.get("not_served", {}).items()]
+    return Bullets(tuple(lines)) if lines else Text("Everything ran.")
+
+
+def tuning_table(trials: Sequence[Cell]) -> Table:
+    """Every trial, by the numbers in which the trials of a method differ, and which one was chosen.
+
+    Args:
+        trials: Cells of tuning runs.
+    """
+    rows = []
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for run in trials:
+        groups.setdefault((run["method"], run["task"]), []).append(run)
+    for (method, task), group in groups.items():
+        runs = sorted(group, key=lambda run: run["trial"])
+        best = best_trial(runs)
+        numbers = [_flat(run["numbers"]) for run in runs]
+        varied = [name for name in numbers[0] if len({str(values.get(name)) for values in numbers}) > 1]
+        for index, (run, values) in enumerate(zip(runs, numbers, strict=True)):
+            tried = ", ".join(f"{name.replace('_', ' ')} {values.get(name)}" for name in varied)
+            rows.append((method, task, tried, *_trial_outcome(run, index == best)))
+    columns = ("method", "request", "numbers that were varied", "", "Avg. Gap %")
+    return Table("Runs on requests that are not scored; the smallest Avg. Gap is chosen", columns, tuple(rows), 4)
+
+
+def _trial_outcome(run: Cell, chosen: bool) -> tuple[str, str]:
+    if "error" in run:
+        return f"failed: {run['error']['what']}", "–"
+    return "chosen" if chosen else "", f"{100 * run['unlearned']['average_gap']:.2f}"
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of a method, nested ones beside the outer ones."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def _all_cells(cells: Sequence[Cell]) -> Table:
     rows = []
     for cell in cells:
-        figures = [
-            "–" if (value := column.value(cell, "unlearned")) is None else WRITERS[column.write](value)
-            for column in COLUMNS
-        ]
+        values = [column.value(cell, "unlearned") for column in COLUMNS]
+        figures = ["–" if v is None else FORMATS[c.format](v) for v, c in zip(values, COLUMNS, strict=True)]
         rows.append((cell["method"], cell["task"], str(cell["seed"]), *figures))
     columns = ("method", "request", "seed", *(column.title for column in COLUMNS))
     return Table("One row a cell", columns, tuple(rows), words=3)

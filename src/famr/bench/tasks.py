@@ -1,4 +1,4 @@
-"""What is to be forgotten on the bench: requests with a label, and those that are kept apart for tuning."""
+"""Requests on the bench: the ones that are scored, and others on which methods are tuned."""
 
 from __future__ import annotations
 
@@ -13,74 +13,137 @@ from famr.data import Data
 from famr.data.request import Request
 from famr.errors import RequestError
 
-DRAW = 2025
+SCORED_DRAW = 2025
 TUNING_DRAW = 7
 
 
 @dataclass(frozen=True)
 class Task:
-    """A request under a short label; `facts` are its plain values, samples by how they were drawn."""
+    """A request under a short label.
+
+    Attributes:
+        label: Its name in tables and records.
+        request: What to forget.
+        facts: The request as plain values; samples by how they were drawn.
+    """
 
     label: str
     request: Request
     facts: Mapping[str, Any] = field(compare=False, hash=False)
 
+    @property
+    def tuning_kind(self) -> str:
+        """The kind of tuning request that stands in for this one: `class` or `samples`."""
+        return "samples" if self.request.kind == "samples" else "class"
+
 
 def request_task(request: Request) -> Task:
-    """A class or a concept."""
+    """The task of a class or a concept.
+
+    Args:
+        request: What to forget.
+    """
     return Task(request.describe(), request, request.to_json())
 
 
-def samples_task(data: Data, share: float, draw: int = DRAW, but_not: Collection[str] = ()) -> Task:
-    """A share of the training images drawn at random, none of those in `but_not`."""
+def samples_task(data: Data, share: float, draw: int = SCORED_DRAW, exclude: Collection[str] = ()) -> Task:
+    """The task of training images drawn at random.
+
+    Args:
+        data: Where they are drawn from.
+        share: Share of the training images, between 0 and 1.
+        draw: Seed of the draw.
+        exclude: Ids of images that are not drawn.
+
+    Raises:
+        RequestError: The share is out of range, or too few images are left.
+    """
     if not 0 < share < 1:
         raise RequestError(f"The share of samples must lie between 0 and 1, got {share:g}.", where="--samples-share")
     count = round(share * len(data.train))
     order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(draw)).tolist()
     ids = data.train.ids
-    picked = sorted([place for place in order if ids[place] not in but_not][:count])
-    if count == 0 or len(picked) < count:
+    samples = sorted([index for index in order if ids[index] not in exclude][:count])
+    if count == 0 or len(samples) < count:
         raise RequestError(
             f"There are not {max(count, 1)} samples to draw.", where="--samples-share", fix="Take a smaller share."
         )
-    names = [ids[place] for place in picked]
-    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(ids[index] for index in samples).encode()).hexdigest()
     facts = {"kind": "samples", "share": share, "draw": draw, "count": count, "sha256": digest}
-    return Task(f"{100 * share:g} % of the samples, draw {draw}", Request(samples=picked), facts)
+    return Task(f"{100 * share:g} % of the samples, draw {draw}", Request(samples=samples), facts)
 
 
-def drawn_classes(labels: Sequence[str], count: int, draw: int = DRAW, but_not: Collection[str] = ()) -> list[str]:
-    """Some classes, by a fixed draw and not by their results."""
+def drawn_classes(
+    labels: Sequence[str], count: int, draw: int = SCORED_DRAW, exclude: Collection[str] = ()
+) -> list[str]:
+    """Classes drawn with a fixed seed, so that nobody picks them by their results.
+
+    Args:
+        labels: All class names.
+        count: How many to draw.
+        draw: Seed of the draw.
+        exclude: Names that are not drawn.
+
+    Raises:
+        RequestError: There are not so many classes.
+    """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(draw)).tolist()
-    found = [labels[place] for place in order if labels[place] not in but_not][: max(0, count)]
-    if not 0 <= count <= len(found):
+    drawn = [labels[index] for index in order if labels[index] not in exclude][: max(0, count)]
+    if not 0 <= count <= len(drawn):
         raise RequestError(f"There are not {count} classes to draw.", where=f"{len(labels)} classes", fix="Take fewer.")
-    return found
+    return drawn
+
+
+def requested_tasks(
+    data: Data,
+    classes: Sequence[str],
+    random_classes: int = 0,
+    concepts: Sequence[tuple[str, str]] = (),
+    shares: Sequence[float] = (),
+) -> tuple[Task, ...]:
+    """The tasks that a command line names: one for each class, each concept and each share of samples.
+
+    Args:
+        data: The training data.
+        classes: Class names.
+        random_classes: Classes drawn in addition.
+        concepts: (column, value) pairs.
+        shares: Shares of the training images.
+
+    Raises:
+        RequestError: Nothing is to be forgotten, or there is too little to draw from.
+    """
+    drawn = drawn_classes(data.labels, random_classes, exclude=classes)
+    requests = [Request(classes=[name]) for name in (*classes, *drawn)]
+    requests += [Request(concept=pair) for pair in concepts]
+    tasks = [*map(request_task, requests), *(samples_task(data, share) for share in shares)]
+    if not tasks:
+        raise RequestError("Nothing is to be forgotten.", where="famr bench", fix="--class NAME or --samples-share 0.1")
+    return tuple(tasks)
 
 
 def tuning_tasks(data: Data, scored: Sequence[Task]) -> tuple[Task, ...]:
-    """One other request for each kind that is scored: another class, or other samples.
+    """One request to tune on for each kind that is scored: another class, or other samples.
 
     A concept is tuned on a class that none of the scored requests covers.
+
+    Args:
+        data: The training data.
+        scored: The tasks on which methods are compared.
     """
-    kinds = {task.request.kind for task in scored}
-    found = []
-    if kinds & {"class", "concept"}:
+    tasks = []
+    if any(task.tuning_kind == "class" for task in scored):
         used = {name for task in scored for name in task.request.classes}
         for task in scored:
             if task.request.concept is not None:
                 column, value = task.request.concept
                 rows = zip(data.train.column(column), data.train.targets.tolist(), strict=True)
-                used |= {data.labels[target] for held, target in rows if held == value}
-        found.append(request_task(Request(classes=drawn_classes(data.labels, 1, TUNING_DRAW, used))))
-    if "samples" in kinds:
+                used |= {data.labels[target] for content, target in rows if content == value}
+        tasks.append(request_task(Request(classes=drawn_classes(data.labels, 1, TUNING_DRAW, used))))
+    of_samples = [task for task in scored if task.tuning_kind == "samples"]
+    if of_samples:
         ids = data.train.ids
-        gone = {ids[int(place)] for task in scored for place in task.request.samples}
-        share = max(task.facts["share"] for task in scored if task.request.kind == "samples")
-        found.append(samples_task(data, min(share, 1 - len(gone) / len(ids)), TUNING_DRAW, gone))
-    return tuple(found)
-
-
-def tuned_on(task: Task) -> str:
-    """Which kind of tuning request stands for this one."""
-    return "samples" if task.request.kind == "samples" else "class"
+        used = {ids[int(index)] for task in of_samples for index in task.request.samples}
+        share = max(task.facts["share"] for task in of_samples)
+        tasks.append(samples_task(data, min(share, 1 - len(used) / len(ids)), TUNING_DRAW, used))
+    return tuple(tasks)

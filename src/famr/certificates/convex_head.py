@@ -48,7 +48,7 @@ from famr.certificates.logistic import (
     worst_case_residual,
 )
 from famr.errors import CheckpointError, DataError, GateError, RequestError
-from famr.models.weights import read_weights, share_as_umask_says
+from famr.models.weights import apply_umask, read_weights
 
 Account = Literal["bound", "exact", "worst"]
 
@@ -172,7 +172,7 @@ class CertifiedHead:
         folder.mkdir(parents=True, exist_ok=True)
         for name, tensor in (("released", self.released), ("state", self.state)):
             save_file({"weight": tensor.contiguous()}, str(folder / f"{name}.safetensors"))
-        share_as_umask_says(folder / "released.safetensors")  # the state stays private
+        apply_umask(folder / "released.safetensors")  # the state stays private
         counts = {"count": self.count, "removed": self.removed, "residual": self.residual}
         content = json.dumps({**asdict(self.settings), **counts}, indent=2) + "\n"
         (folder / "head.json").write_text(content, encoding="utf-8")

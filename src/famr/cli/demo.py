@@ -1,4 +1,4 @@
-"""`famr demo`: the whole story on scikit-learn's digits, in about a minute on two cores.
+"""`famr demo`: train, forget, retrain and compare on scikit-learn's digits, in about a minute on two cores.
 
 The default method forgets a class; the paper's algorithm stands beside it, with η and the batch size set for so small a
 network. Those two, the class and the width of the network were once picked by the paper's row, on these very images:
@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from famr.cli.printing import print_scores, progress, say
+from famr.cli.opening import DataSource
+from famr.cli.options import OutputDir, Overwrite, Quiet, Seed
+from famr.cli.printing import Result, print_scores, progress, say
 from famr.config import FAMR
 from famr.data import Images, open_data
 from famr.data.augmentation import Augmentation
 from famr.data.request import Request
-from famr.data.splits import split
+from famr.data.splits import Splits, split
 from famr.evaluation.evaluate import compare
 from famr.extras import require_extra
 from famr.metrics.scores import Scores
@@ -40,8 +42,16 @@ PAPER = replace(FAMR.paper(), learning_rate=3e-4, batch_size=16)
 
 
 @dataclass(frozen=True)
-class Story:
-    """What the demo found, and where it left it."""
+class DemoReport:
+    """The result of the demo.
+
+    Attributes:
+        scores: Of the default method.
+        paper: Of the paper's algorithm.
+        picked: Which settings the default method picked, and why.
+        seconds: Of each training and run.
+        output_dir: The folder with the models and the figure.
+    """
 
     scores: Scores
     paper: Scores
@@ -50,7 +60,7 @@ class Story:
     output_dir: Path
 
     def to_json(self) -> dict[str, Any]:
-        """As one object."""
+        """As plain values."""
         return {
             "scores": self.scores.to_json(),
             "paper": self.paper.to_json(),
@@ -59,8 +69,8 @@ class Story:
             "output_dir": str(self.output_dir),
         }
 
-    def tell(self) -> None:
-        """As a table and a few sentences."""
+    def show(self) -> None:
+        """Print a table and what it means."""
         print_scores(
             self.scores, f"A small ViT on digits, forgetting class {FORGOTTEN}", beside={"paper's Alg. 1": self.paper}
         )
@@ -79,58 +89,70 @@ class Story:
         say(f"models and figure: {self.output_dir}/original, unlearned, retrained, forgetting.png")
 
 
-def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> Story:
-    """Train, forget, retrain, compare; everything lands in `output_dir` at once."""
+def demo_command(
+    output_dir: OutputDir = Path("famr-demo"), overwrite: Overwrite = False, seed: Seed = 0, quiet: Quiet = False
+) -> Result:
+    """Train, forget a class, retrain without it, and compare, on embedded data.
+
+    Args:
+        output_dir: Folder of the models and the figure.
+        overwrite: Replace it.
+        seed: Of every random draw.
+        quiet: Show no progress.
+    """
+    report = run_demo(output_dir, overwrite=overwrite, seed=seed, quiet=quiet)
+    return Result(report.to_json(), report.show)
+
+
+def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> DemoReport:
+    """Train, forget with both methods, retrain, compare; the folder appears whole or not at all.
+
+    Args:
+        output_dir: Folder of the models and the figure.
+        overwrite: Replace it.
+        seed: Of every random draw.
+        quiet: Show no progress.
+    """
     require_extra("matplotlib", "report")
     check_output(output_dir, overwrite)
     data = open_data("digits")
     splits = split(data, Request(classes=[FORGOTTEN]))
-    facts = {
-        "spec": "digits",
-        "root": None,
-        "label_column": None,
-        "split_seed": 0,
-        "match_labels_by_name": False,
-        "forget_only": False,
-    }
+    source = DataSource("digits").to_json()
     start = new_model(MODEL, data.labels, arguments=SMALL, from_scratch=True, seed=seed)
 
-    def trained_on(images: Images, title: str) -> Trained:
+    def train(images: Images, title: str) -> Trained:
         with progress(TRAINING.steps(len(images)), title, quiet) as on_event:
             return fit(start, images, TRAINING, seed=seed, device="cpu", on_event=on_event)
 
-    def forgotten_by(method: FAMR, title: str, model: Classifier) -> Unlearned:
-        batches = -(-len(splits.forget) // method.batch_size)
-        steps = (method.epochs or enough_epochs(batches, natural=True)) * batches
-        with progress(steps, title, quiet) as on_event:
-            return forget(model, splits, method, seed=seed, device="cpu", monitor=Monitor(on_event=on_event))
-
     with atomic_folder(output_dir, overwrite=overwrite) as folder:
-        original = trained_on(data.train, "training the original")
-        original.save(folder / "original", data=facts)
-        result, paper = (
-            forgotten_by(method, f"forgetting class {FORGOTTEN}{how}", original.model)
-            for method, how in ((METHOD, ""), (PAPER, " as the paper does"))
-        )
+        original = train(data.train, "training the original")
+        original.save(folder / "original", data=source)
+        title = f"forgetting class {FORGOTTEN}"
+        result = _forget(original.model, splits, METHOD, seed, title, quiet)
+        paper = _forget(original.model, splits, PAPER, seed, f"{title} as the paper does", quiet)
         assert splits.retain is not None
-        retrained = trained_on(splits.retain, f"retraining without class {FORGOTTEN}")
-        retrained.save(folder / "retrained", data=facts, without=splits.request)
-        scores, beside = (
-            compare(original.model, found.model, retrained.model, splits, device="cpu") for found in (result, paper)
+        retrained = train(splits.retain, f"retraining without class {FORGOTTEN}")
+        retrained.save(folder / "retrained", data=source, without=splits.request)
+        scores, paper_scores = (
+            compare(original.model, run.model, retrained.model, splits, device="cpu") for run in (result, paper)
         )
-        place: dict[str, Any] = {"model": str(output_dir / "original"), "weights": None, "arguments": {}}
-        result.save(folder / "unlearned", scores=scores, original=place, data=facts)
-        write_epochs(
-            [asdict(row) for row in result.history],
-            f"Forgetting class {FORGOTTEN} of digits",
-            folder / "forgetting.png",
-        )
+        started_from: dict[str, Any] = {"model": str(output_dir / "original"), "weights": None, "arguments": {}}
+        result.save(folder / "unlearned", scores=scores, original=started_from, data=source)
+        rows = [asdict(row) for row in result.history]
+        write_epochs(rows, f"Forgetting class {FORGOTTEN} of digits", folder / "forgetting.png")
         seconds = {
             "original": original.seconds,
             "unlearned": result.seconds,
             "paper": paper.seconds,
             "retrained": retrained.seconds,
         }
-        story = Story(scores, beside, result.why, seconds, output_dir)
-        write_json(folder / "demo.json", story.to_json())
-    return story
+        report = DemoReport(scores, paper_scores, result.why, seconds, output_dir)
+        write_json(folder / "demo.json", report.to_json())
+    return report
+
+
+def _forget(model: Classifier, splits: Splits, method: FAMR, seed: int, title: str, quiet: bool) -> Unlearned:
+    batches = -(-len(splits.forget) // method.batch_size)
+    steps = (method.epochs or enough_epochs(batches, natural=True)) * batches
+    with progress(steps, title, quiet) as on_event:
+        return forget(model, splits, method, seed=seed, device="cpu", monitor=Monitor(on_event=on_event))

@@ -1,81 +1,136 @@
-"""What the command line shows: a bar on a terminal, plain lines elsewhere, tables, or one JSON object."""
+"""What the command line prints: results as tables or as one JSON object, progress and notes on standard error."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from famr.metrics.tables import COLUMNS, NOT_AVAILABLE, in_percent
-from famr.report.escaping import visible as visible
+from famr.report.escaping import visible
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from famr.audit.verdict import Audit
-    from famr.errors import FamrError
+    from famr.errors import GateError
     from famr.metrics.scores import Scores
+
+METRICS_OF_AN_EPOCH = {
+    "loss": "loss",
+    "accuracy": "train acc",
+    "loss_total": "J",
+    "forget_accuracy": "For-Acc",
+    "retain_accuracy": "Ret-Acc",
+    "forget_kl": "KL",
+    "forget_entropy": "Ent",
+}
+"""Names in a progress line, by the attribute of a history row."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a command, which `main` prints.
+
+    Attributes:
+        content: The object that `--json` prints.
+        show: Prints the same for people.
+        failed: A gate that was not met although there is a result: the exit code is its code.
+    """
+
+    content: Mapping[str, Any]
+    show: Callable[[], None]
+    failed: GateError | None = None
 
 
 def say(text: str) -> None:
-    """One line for people, on standard error; never read as markup."""
+    """Print a note on standard error, where it mixes with no result.
+
+    Args:
+        text: Lines of plain text; characters that a terminal would act on are escaped.
+    """
     print("\n".join(visible(line) for line in text.split("\n")), file=sys.stderr, flush=True)
 
 
 def print_json(content: Mapping[str, Any]) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output.
+
+    Args:
+        content: Plain values; NaN is an error.
+    """
     print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def print_error(error: FamrError, as_json: bool) -> None:
-    """What, where and what to do: on standard error, and as an object where JSON was asked for."""
-    say(f"famr: {error}")
-    if as_json:
-        kind = type(error).__name__
-        where_and_fix = {"what": error.what, "where": error.where, "fix": error.fix}
-        print_json({"error": {"kind": kind, "exit_code": error.exit_code, **where_and_fix}})
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], whole: Collection[str] = ()) -> None:
+    """Print a table in which user text stays text and nothing is cut.
+
+    Args:
+        title: Above the table.
+        columns: Headings.
+        rows: One cell a column; None is an empty cell.
+        whole: Columns that stay on one line.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    table = _table(title)
+    for name in columns:
+        table.add_column(Text(name.replace("_", " ")), overflow="fold", no_wrap=name in whole)
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else visible(str(cell))) for cell in row))
+    Console().print(table)
 
 
 def print_scores(scores: Scores, title: str, beside: Mapping[str, Scores] | None = None) -> None:
-    """The five metrics of each model, and the gap where a retrained model was given; `beside` adds other methods."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Print the five metrics of each model, and the gap to the retrained model where there is one.
 
-    table = Table(title=Text(visible(title)), title_justify="left")
+    Args:
+        scores: Of one run.
+        title: Above the table.
+        beside: Scores of further methods by name; their unlearned models get a row each.
+    """
+    from rich.console import Console
+
+    table = _table(title)
     table.add_column("model", no_wrap=True)
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")
-    others = {name: found.unlearned for name, found in (beside or {}).items()}
-    rows = {"original": scores.original, "unlearned": scores.unlearned, **others, "retrained": scores.retrained}
-    for name, found in rows.items():
-        if found is not None:
-            table.add_row(name, *(in_percent(column, getattr(found, column, None)) for column in COLUMNS))
+    further = {name: method.unlearned for name, method in (beside or {}).items()}
+    models = {"original": scores.original, "unlearned": scores.unlearned, **further, "retrained": scores.retrained}
+    for name, model in models.items():
+        if model is not None:
+            table.add_row(name, *(in_percent(column, getattr(model, column, None)) for column in COLUMNS))
     if scores.gap is not None:
         table.add_row("gap", *(in_percent(column, scores.gap.get(column)) for column in COLUMNS))
     Console().print(table)
     if scores.gap is not None:
-        for name, said in {"unlearned": scores, **(beside or {})}.items():
-            js = None if said.gap is None else said.gap["forget_js_divergence"]
+        for name, method in {"unlearned": scores, **(beside or {})}.items():
+            js = None if method.gap is None else method.gap["forget_js_divergence"]
             print(f"Jensen-Shannon divergence of {name} to retrained on the forget set: {in_percent('js', js)} nats")
     words = {"retain": "held-out retained", "forget": "forget", "forget_test": "held-out forgotten"}
     counts = ", ".join(f"{words[name]} {n}" for name, n in scores.unlearned.counts.items() if n is not None)
     print(f"Images: {counts}. CE, Ent and KL in nats, on the forget set.")
-    for what, accuracy in scores.earlier.items():
-        print(f"Forgotten before, {visible(what)}: accuracy {in_percent('forget_accuracy', accuracy)} %")
+    for request, accuracy in scores.earlier.items():
+        print(f"Forgotten before, {visible(request)}: accuracy {in_percent('forget_accuracy', accuracy)} %")
     for reason in dict.fromkeys(scores.not_available.values()):
         names = [name for name, why in scores.not_available.items() if why == reason]
         print(f"{NOT_AVAILABLE}: {', '.join(names)} ({reason})")
 
 
 def print_audit(audit: Audit, title: str) -> None:
-    """A row a gate: each model's figure with its interval, and its verdict."""
+    """Print a row for each gate: the figure of each model with its interval, and its verdict.
+
+    Args:
+        audit: All gates of a run.
+        title: Above the table.
+    """
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     models = list(audit.verdicts)
-    table = Table(title=Text(visible(title)), title_justify="left")
+    table = _table(title)
     table.add_column("gate", no_wrap=True)
     table.add_column("at most", justify="right")
     for model in models:
@@ -84,10 +139,10 @@ def print_audit(audit: Audit, title: str) -> None:
         cells = []
         for model in models:
             figure = check.figures.get(model)
-            shown = "–" if figure is None or figure.value is None else f"{figure.value:.3f}"
+            text = "–" if figure is None or figure.value is None else f"{figure.value:.3f}"
             if figure is not None and figure.low is not None:
-                shown += f" [{figure.low:.3f}, {figure.high:.3f}]"
-            cells.append(f"{shown} {check.verdicts.get(model, '')}")
+                text += f" [{figure.low:.3f}, {figure.high:.3f}]"
+            cells.append(f"{text} {check.verdicts.get(model, '')}")
         table.add_row(check.name, f"{check.allowed:.3f}", *cells)
     table.add_row("verdict", "", *audit.verdicts.values())
     Console().print(table)
@@ -96,9 +151,25 @@ def print_audit(audit: Audit, title: str) -> None:
         print(visible(line))
 
 
+def _table(title: str) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    return Table(title=Text(visible(title)), title_justify="left")
+
+
 @contextmanager
 def progress(total_steps: int, title: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
-    """Turn the events of a run into a bar with its running metrics, or into a line an epoch."""
+    """Show the events of a run on standard error: a bar on a terminal, elsewhere a line for each epoch.
+
+    Args:
+        total_steps: Steps of the whole run.
+        title: Beside the bar.
+        quiet: Show nothing.
+
+    Yields:
+        The function to call with each step and each history row.
+    """
     from famr.unlearn.loop import Step
 
     if quiet:
@@ -106,11 +177,11 @@ def progress(total_steps: int, title: str, quiet: bool) -> Iterator[Callable[[An
         return
     if not sys.stderr.isatty():
 
-        def line(event: Any) -> None:
+        def print_row(event: Any) -> None:
             if not isinstance(event, Step):
-                say(f"{title}: epoch {event.epoch}: {running(event)}")
+                say(f"{title}: epoch {event.epoch}: {epoch_metrics(event)}")
 
-        yield line
+        yield print_row
         return
 
     from rich.console import Console
@@ -121,26 +192,23 @@ def progress(total_steps: int, title: str, quiet: bool) -> Iterator[Callable[[An
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(escape(visible(title)), total=total_steps, metrics="")
 
-        def move(event: Any) -> None:
+        def update(event: Any) -> None:
             if isinstance(event, Step):
                 bar.update(task, completed=event.step)
             else:
-                bar.update(task, metrics=running(event))
+                bar.update(task, metrics=epoch_metrics(event))
 
-        yield move
+        yield update
         bar.update(task, completed=total_steps)
 
 
-def running(row: Any) -> str:
-    """The metrics of an epoch in a few words, whichever kind of epoch it was."""
-    names = {
-        "loss": "loss",
-        "accuracy": "train acc",
-        "loss_total": "J",
-        "forget_accuracy": "For-Acc",
-        "retain_accuracy": "Ret-Acc",
-        "forget_kl": "KL",
-        "forget_entropy": "Ent",
-    }
-    found = {name: getattr(row, name, None) for name in names}
-    return "  ".join(f"{names[name]} {in_percent(name, value)}" for name, value in found.items() if value is not None)
+def epoch_metrics(row: Any) -> str:
+    """The metrics of an epoch in one line.
+
+    Args:
+        row: A row of the history of training or of forgetting.
+    """
+    values = {name: getattr(row, name, None) for name in METRICS_OF_AN_EPOCH}
+    return "  ".join(
+        f"{METRICS_OF_AN_EPOCH[name]} {in_percent(name, value)}" for name, value in values.items() if value is not None
+    )

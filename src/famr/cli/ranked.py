@@ -1,4 +1,4 @@
-"""The command line in several processes: which commands may, and who speaks. Imports nothing heavy."""
+"""The command line in several processes: which commands may run so, and which process prints. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ from contextlib import contextmanager
 
 from famr.errors import RequestError
 
-SHARED = ("forget", "bench", "bench methods")
-"""The commands that several processes can share."""
+MULTI_PROCESS = ("forget", "bench", "bench methods")
+"""The commands that several processes can run together."""
 
 
-def speaks() -> bool:
+def is_first_process() -> bool:
     """Whether this process prints results: the first, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def require_sharing(command: str | None) -> None:
-    """Several processes would all do the whole of any other command, and write over each other."""
+def require_multi_process(command: str | None) -> None:
+    """Refuse several processes for a command of which each would do the whole, and overwrite the other ones' output.
+
+    Args:
+        command: Name of the subcommand; None where there is none.
+
+    Raises:
+        RequestError: A launcher started several processes, and the command runs in one.
+    """
     started = os.environ.get("WORLD_SIZE", "1")
-    if started != "1" and command not in (None, *SHARED):
+    if started != "1" and command not in (None, *MULTI_PROCESS):
         raise RequestError(
             f"`famr {command}` runs in one process, and the launcher started {started}.",
             where="WORLD_SIZE",
@@ -30,9 +37,12 @@ def require_sharing(command: str | None) -> None:
 
 
 @contextmanager
-def parting() -> Iterator[None]:
-    """One of several processes ends at once when it is done, with its exit code: an interpreter that ends step by step
-    may be aborted by threads of the group that outlive it, and the run would count as failed in another way."""
+def exit_at_once() -> Iterator[None]:
+    """End one of several processes with its exit code as soon as the block is done.
+
+    Threads of the process group may outlive the interpreter's shutdown and abort it; the launcher would then count the
+    run as failed in another way.
+    """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return

@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 handwritten digits, 8×8 grey: embedded, so that everything can be tried offline."""
+"""scikit-learn's 1,797 handwritten digits, 8×8 grey: part of the package, so that examples run offline."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from famr.data.images import Images
 
 
 def open_digits() -> Data:
-    """The digits, with a further column `parity` (even, odd) to try concepts on."""
+    """The digits, with a column `parity` (even, odd) as an example of a concept."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    pixels = (bunch.images * (255 / 16)).round().astype(np.uint8)  # (1797, 8, 8), ink from 0 to 16
+    pixels = (bunch.images * (255 / 16)).round().astype(np.uint8)  # (1797, 8, 8), stored from 0 to 16
     targets = torch.from_numpy(bunch.target.astype(np.int64))
     images = Images.from_source(
         decode=lambda row: Image.fromarray(pixels[row]),

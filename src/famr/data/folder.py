@@ -1,8 +1,9 @@
 """Images in class folders: `PATH/train/CLASS/…` and `PATH/test/CLASS/…`, or `PATH/CLASS/…`, or a flat folder.
 
 Class names are sorted as text, as torchvision and Hugging Face do (timm sorts them naturally: `9` before `10`).
-A `metadata.csv` with a `file_name` column (Hugging Face's convention) adds columns. Names that begin with a dot
-are passed over; so are links to folders, which would be classes that nobody made, and links to files outside.
+A `metadata.csv` with a `file_name` column (Hugging Face's convention) adds columns. Names that begin with a dot are
+ignored. Links to folders, which would add classes by accident, and links out of the data folder are ignored with a
+warning.
 """
 
 from __future__ import annotations
@@ -24,14 +25,22 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".t
 TEST_FOLDERS = ("test", "val", "validation")
 
 
-def open_folder(place: str) -> Data:
-    """Every image below `place`, its class named by its folder."""
-    root = Path(place)
+def open_folder(path: str) -> Data:
+    """Images below a folder; each image's class is the name of its class folder.
+
+    Args:
+        path: A folder with `train` (and `test`, `val` or `validation`) folders, with class folders, or with images
+            only, which then have no class.
+
+    Raises:
+        DataError: The folder is missing, its test part has other classes, or its metadata.csv is wrong.
+    """
+    root = Path(path)
     if not root.is_dir():
-        raise DataError("There is no such folder.", where=place, fix="Check the path after `folder:`.")
-    if not (root / "train").is_dir() or not _class_names(root / "train"):  # "train" may be a class, too
+        raise DataError("There is no such folder.", where=path, fix="Check the path after `folder:`.")
+    if not (root / "train").is_dir() or not _class_names(root / "train"):  # a class may be called "train"
         labels = _class_names(root)
-        return Data(place, labels, _read_part(root, root, labels), None)
+        return Data(path, labels, _read_part(root, root, labels), None)
     test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
     labels = _class_names(root / "train")
     if test is not None and (extra := sorted(set(_class_names(test)) - set(labels))):
@@ -41,24 +50,24 @@ def open_folder(place: str) -> Data:
             fix="Give both folders the same class folders.",
         )
     train = _read_part(root, root / "train", labels)
-    return Data(place, labels, train, None if test is None else _read_part(root, test, labels))
+    return Data(path, labels, train, None if test is None else _read_part(root, test, labels))
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
     children = [child for child in folder.iterdir() if child.is_dir() and child.name[0] != "."]
     for link in sorted(child.name for child in children if child.is_symlink()):
-        warnings.warn(f"{link!r} is a link to a folder and no class; passed over.", stacklevel=2)
+        warnings.warn(f"{link!r} is a link to a folder and not a class folder; ignored.", stacklevel=2)
     return tuple(sorted(child.name for child in children if not child.is_symlink()))
 
 
 def _read_part(root: Path, folder: Path, labels: tuple[str, ...]) -> Images:
     files, targets = [], []
     for target, label in enumerate(labels):
-        found = _image_files(root, folder / label) if (folder / label).is_dir() else []
-        if not found:
+        members = _image_files(root, folder / label) if (folder / label).is_dir() else []
+        if not members:
             warnings.warn(f"Class {label!r} has no images in {folder.name!r}; it keeps its index.", stacklevel=2)
-        files += found
-        targets += [target] * len(found)
+        files += members
+        targets += [target] * len(members)
     if not labels:  # a flat folder: images without a class
         files = _image_files(root, folder)
         targets = [UNLABELLED] * len(files)
@@ -66,12 +75,12 @@ def _read_part(root: Path, folder: Path, labels: tuple[str, ...]) -> Images:
     for name in (*labels, *ids):
         if not _is_unicode(name):
             raise DataError(
-                "A name is not Unicode text, and no record could hold it.",
+                "A name is not Unicode text, so it cannot be stored in a record.",
                 where=name.encode("utf-8", "backslashreplace").decode(),
                 fix="Rename the file or folder.",
             )
     return Images.from_source(
-        decode=_unchanged(files),
+        decode=_unchanged_reader(files),
         ids=ids,
         targets=torch.tensor(targets, dtype=torch.long),
         columns=_read_metadata(folder, root, ids),
@@ -86,40 +95,40 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-def _unchanged(files: list[Path]) -> Callable[[int], Image.Image]:
-    """decode(row), for files that are still as they were when the data was opened: a run reads one state of it."""
-    seen = [_state(file) for file in files]
+def _unchanged_reader(files: list[Path]) -> Callable[[int], Image.Image]:
+    """decode(row) that refuses a file changed since the data was opened, so that a run reads one state of the data."""
+    states = [_size_and_time(file) for file in files]
 
     def decode(row: int) -> Image.Image:
-        if _state(files[row]) != seen[row]:
+        if _size_and_time(files[row]) != states[row]:
             raise ValueError("the file was changed while it was in use")
         return open_image(files[row])
 
     return decode
 
 
-def _state(file: Path) -> tuple[int, int]:
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns
+def _size_and_time(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _image_files(root: Path, folder: Path) -> list[Path]:
-    inside = root.resolve()
-    found = []
+    resolved_root = root.resolve()
+    files = []
     for file in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
         if hidden or file.suffix.lower() not in SUFFIXES or not file.is_file():
             continue
-        if not file.resolve().is_relative_to(inside):
-            warnings.warn(f"{file.name!r} is a link that leads out of the data folder; passed over.", stacklevel=2)
+        if not file.resolve().is_relative_to(resolved_root):
+            warnings.warn(f"{file.name!r} is a link that leads out of the data folder; ignored.", stacklevel=2)
             continue
-        found.append(file)
-    return found
+        files.append(file)
+    return files
 
 
 def _read_metadata(folder: Path, root: Path, ids: list[str]) -> dict[str, list[str]]:
     """Columns from metadata.csv beside the class folders; an image without a row has empty values."""
-    path = next((place for place in (folder / "metadata.csv", root / "metadata.csv") if place.is_file()), None)
+    path = next((file for file in (folder / "metadata.csv", root / "metadata.csv") if file.is_file()), None)
     if path is None:
         return {}
     try:
@@ -131,14 +140,14 @@ def _read_metadata(folder: Path, root: Path, ids: list[str]) -> dict[str, list[s
         return _columns(reader, path, root, ids)
     except csv.Error as error:
         raise DataError(
-            f"metadata.csv cannot be read: {error}.", where=f"{path}, line {reader.line_num}", fix="Mend the line."
+            f"metadata.csv cannot be read: {error}.", where=f"{path}, line {reader.line_num}", fix="Correct the line."
         ) from error
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long for any file
+    except OSError:  # a name too long for the file system
         return False
 
 

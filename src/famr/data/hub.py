@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, or saved by `datasets` on disk; needs the extra `famr[datasets]`."""
+"""Data sets of the Hugging Face hub, or saved to disk by `datasets`; needs the extra `famr[datasets]`."""
 
 from __future__ import annotations
 
@@ -7,57 +7,58 @@ from typing import Any
 
 from famr.data.dataset import Data
 from famr.data.images import Images
-from famr.data.parquet import TEST_PARTS, Part, as_text, classes_of, first_labelled, of_two_parts, pick_label
+from famr.data.parquet import TEST_PARTS, Part, class_targets, combine_parts, first_labelled, pick_label, text_column
 from famr.errors import DataError
+from famr.extras import require_extra
 
 
-def open_hub(place: str, label_column: str | None) -> Data:
-    """`place` is a hub id, or a folder that `datasets` wrote with `save_to_disk`."""
+def open_hub(name: str, label_column: str | None) -> Data:
+    """A data set of the hub, or of a folder that `datasets` wrote with `save_to_disk`.
+
+    Args:
+        name: Hub id or folder.
+        label_column: Class column, where the table has several; None for one with a common name, or the only one.
+
+    Raises:
+        RequestError: `datasets` is not installed.
+        DataError: The data set cannot be opened, or has no training part, no images or no class column.
+    """
+    datasets = require_extra("datasets", "datasets")
     try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            "Data of the kind `hf:` needs the package `datasets`.",
-            where=f"hf:{place}",
-            fix="pip install 'famr[datasets]'",
-        ) from error
-    try:
-        found = datasets.load_from_disk(place) if Path(place).is_dir() else datasets.load_dataset(place)
+        opened = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
     except Exception as error:  # the hub raises many unrelated types: offline, gated, removed, unknown
         raise DataError(
             f"The data set could not be opened ({type(error).__name__}).",
-            where=f"hf:{place}",
+            where=f"hf:{name}",
             fix=f"Check the name and the network. {_hub_state()}",
         ) from error
-    parts = dict(found) if isinstance(found, datasets.DatasetDict) else {"train": found}
-    train = parts.get("train")
-    if train is None:
+    parts = dict(opened) if isinstance(opened, datasets.DatasetDict) else {"train": opened}
+    if "train" not in parts:
         raise DataError(
             f"The data set has no part `train`, only {', '.join(parts)}.",
-            where=f"hf:{place}",
+            where=f"hf:{name}",
             fix="Use a data set with a training part.",
         )
-    seen = _read_part(train, "train", label_column)
-    others = (_read_part(parts[name], "test", label_column, seen[0]) for name in TEST_PARTS if name in parts)
-    return of_two_parts(place, seen, first_labelled(others))
+    train = _read_part(parts["train"], "train", label_column)
+    tests = (_read_part(parts[part], "test", label_column, train[0]) for part in TEST_PARTS if part in parts)
+    return combine_parts(name, train, first_labelled(tests))
 
 
 def _hub_state() -> str:
-    """Whether the hub may be asked, and whether it would know the user; never the token itself."""
+    """Whether the hub may be used, and whether a token is set; never the token itself."""
     from huggingface_hub import constants, get_token
 
     offline = (
-        "HF_HUB_OFFLINE is set, so that only what is cached can be used."
+        "HF_HUB_OFFLINE is set, so only cached data sets can be used."
         if constants.HF_HUB_OFFLINE
-        else ("HF_HUB_OFFLINE is not set.")
+        else "HF_HUB_OFFLINE is not set."
     )
     token = "A token is set." if get_token() else "No token is set; a gated data set needs `hf auth login`."
     return f"{offline} {token}"
 
 
 def _read_part(part: Any, name: str, label_column: str | None, known: tuple[str, ...] | None = None) -> Part:
-    import datasets
-
+    datasets = require_extra("datasets", "datasets")
     features = {
         key: {"_type": type(value).__name__, **getattr(value, "__dict__", {})} for key, value in part.features.items()
     }
@@ -67,10 +68,10 @@ def _read_part(part: Any, name: str, label_column: str | None, known: tuple[str,
     texts = [key for key, value in features.items() if value.get("dtype") in ("string", "large_string")]
     label, names = pick_label(features, list(features), texts, label_column, name)
     plain = part.remove_columns(images)
-    names, targets = classes_of(plain[label][:], names, known, f"{name}: {label}")
+    names, targets = class_targets(plain[label][:], names, known, f"{name}: {label}")
     return names, Images.from_source(
         decode=lambda row: part[row][images[0]],
         ids=[f"{name}/{row}" for row in range(len(part))],
         targets=targets,
-        columns={key: as_text(plain[key][:], features[key]) for key in plain.features},
+        columns={key: text_column(plain[key][:], features[key]) for key in plain.features},
     )

@@ -1,4 +1,4 @@
-"""Labelled images that are decoded only when they are asked for."""
+"""Labelled images, decoded when their pixels are needed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from famr.metrics.predictions import UNLABELLED as UNLABELLED
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_PIXELS = 50_000_000
-LARGEST_KEPT = 1 << 20
-"""Bytes of pixels above which an image is decoded anew each time: photographs would soon fill the memory."""
+MAX_CACHED_IMAGE = 1 << 20
+"""Bytes of pixels above which an image is not cached: photographs would soon fill the memory."""
 UNREADABLE = (
     OSError,
     SyntaxError,
@@ -37,11 +38,20 @@ UNREADABLE = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
-"""What Pillow's decoders raise on files that somebody has damaged, or made."""
+"""What Pillow's decoders raise on damaged or malicious files."""
 
 
 def open_image(file: Path | bytes) -> Image.Image:
-    """Decode one image completely; refuse unknown formats, and sizes that exist only to exhaust memory."""
+    """Decode one image completely.
+
+    Args:
+        file: Path of the file, or its content.
+
+    Raises:
+        ValueError: The image has more than `MAX_PIXELS`, as its header says.
+        OSError: The file is missing, damaged or of a format outside `FORMATS`; decoders raise other types of
+            `UNREADABLE` too.
+    """
     with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
         width, height = image.size
         if width * height > MAX_PIXELS:
@@ -50,8 +60,15 @@ def open_image(file: Path | bytes) -> Image.Image:
     return image
 
 
-def in_eight_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit grey to 8 bits, which Pillow would clip to white; refuse numbers without a known range."""
+def to_eight_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit grey to 8 bits, which Pillow would clip to white.
+
+    Args:
+        image: A decoded image; any other mode with 8 bits is returned as it is.
+
+    Raises:
+        ValueError: The pixels are integers or floats without a fixed range.
+    """
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -59,34 +76,78 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     return image
 
 
-class Shelf:
-    """Images of one size side by side on a device, one place a row of the source; places are filled when asked for."""
+class DevicePixels:
+    """Stored images of one size on a device, one row per image of the source; rows are filled when first needed.
 
-    def __init__(self, places: int, like: Tensor, device: torch.device) -> None:
-        self.pixels = torch.empty((places, *like.shape), dtype=torch.uint8, device=device)
-        self.filled = torch.zeros(places, dtype=torch.bool)
+    Args:
+        count: Images of the source.
+        like: One image, (channels, height, width), for the shape.
+        device: Where the pixels are kept.
+
+    Attributes:
+        pixels: uint8, (count, channels, height, width).
+        filled: Which rows hold an image, (count,).
+    """
+
+    def __init__(self, count: int, like: Tensor, device: torch.device) -> None:
+        self.pixels = torch.empty((count, *like.shape), dtype=torch.uint8, device=device)
+        self.filled = torch.zeros(count, dtype=torch.bool)
+
+
+class PreparedImages(NamedTuple):
+    """A set of images as a network takes them.
+
+    Attributes:
+        rows: Which rows of the source, (images,).
+        key: How they were prepared: preprocessing and device.
+        images: (images, channels, height, width).
+    """
+
+    rows: Tensor
+    key: object
+    images: Tensor
 
 
 class PixelCache:
-    """Decoded pixels, kept as long as they fit; what does not fit is decoded again each time."""
+    """Decoded pixels of one source, shared by all subsets of it; images that do not fit are decoded again.
+
+    Args:
+        budget: Bytes of pixels to keep; None for a quarter of the machine's memory.
+
+    Attributes:
+        on_device: Pixels on devices, by channels and device.
+        prepared: The images that were last kept as a network takes them; None where there are none.
+    """
 
     def __init__(self, budget: int | None = None) -> None:
         self._budget = _quarter_of_memory() if budget is None else budget
         self._pixels: dict[tuple[int, int], Tensor] = {}
         self._lock = threading.Lock()
-        self.shelves: dict[tuple[int, str], Shelf] = {}
-        """By channels and device."""
-        self.prepared: tuple[Tensor, object, Tensor] | None = None
-        """The rows that were last kept as a network takes them, how they were prepared, and they themselves."""
+        self.on_device: dict[tuple[int, str], DevicePixels] = {}
+        self.prepared: PreparedImages | None = None
 
     def get(self, row: int, channels: int) -> Tensor | None:
-        """The pixels of a row, if they are kept."""
+        """The cached pixels of an image.
+
+        Args:
+            row: Row of the source.
+            channels: 1 for grey, 3 for colour.
+
+        Returns:
+            uint8, (channels, height, width); None where the image is not cached.
+        """
         return self._pixels.get((row, channels))
 
-    def keep(self, row: int, channels: int, pixels: Tensor) -> None:
-        """Keep the pixels of a row, if they fit."""
+    def store(self, row: int, channels: int, pixels: Tensor) -> None:
+        """Cache the pixels of an image, if they fit.
+
+        Args:
+            row: Row of the source.
+            channels: 1 for grey, 3 for colour.
+            pixels: uint8, (channels, height, width).
+        """
         with self._lock:
-            if self._budget >= pixels.nbytes <= LARGEST_KEPT and (row, channels) not in self._pixels:
+            if self._budget >= pixels.nbytes <= MAX_CACHED_IMAGE and (row, channels) not in self._pixels:
                 self._budget -= pixels.nbytes
                 self._pixels[row, channels] = pixels
 
@@ -100,10 +161,17 @@ def _quarter_of_memory() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A set of labelled images: ids, class indices and further columns in memory, pixels on demand.
+    """A set of labelled images: ids, class indices and columns in memory, pixels decoded when needed.
 
-    `rows` picks images out of the source that `decode`, `all_ids`, `all_targets` and `all_columns` describe,
-    so that every subset shares one source and one cache.
+    A subset differs in `rows` alone, so that all subsets share one source and one cache.
+
+    Attributes:
+        decode: Decodes a row of the source.
+        all_ids: Id of each row of the source.
+        all_targets: Class index of each row; `UNLABELLED` where the class is not known.
+        all_columns: Further columns by name, one text per row.
+        rows: Rows of the source that are in this set, (images,).
+        cache: Decoded pixels of the source.
     """
 
     decode: Callable[[int], Image.Image]
@@ -121,7 +189,14 @@ class Images:
         targets: Tensor,
         columns: Mapping[str, Sequence[str]] | None = None,
     ) -> Images:
-        """Every image of a source."""
+        """The set of all images of a source.
+
+        Args:
+            decode: Decodes a row of the source; may be called from several threads.
+            ids: Id of each row, such as its path.
+            targets: Class index of each row; `UNLABELLED` where the class is not known.
+            columns: Further columns by name, one text per row; None for none.
+        """
         return cls(decode, ids, targets, columns or {}, torch.arange(len(ids)))
 
     def __len__(self) -> int:
@@ -129,27 +204,34 @@ class Images:
 
     @property
     def targets(self) -> Tensor:
-        """Class indices; `UNLABELLED` where there is no label."""
+        """Class indices, (images,); `UNLABELLED` where the class is not known."""
         return self.all_targets[self.rows]
 
     @property
     def labelled(self) -> bool:
-        """Whether every image has a class."""
+        """Whether the class of every image is known."""
         return bool((self.targets != UNLABELLED).all())
 
     def class_counts(self) -> dict[int, int]:
-        """How many images there are of each class that occurs, in the order of the indices."""
+        """Number of images of each class that occurs, in the order of the indices."""
         targets = self.targets
         counts = torch.bincount(targets[targets != UNLABELLED]).tolist()
         return {target: count for target, count in enumerate(counts) if count}
 
     @property
     def ids(self) -> list[str]:
-        """A name for each image: its path, or its place in the table it comes from."""
+        """Id of each image: its path, or its row in the table it comes from."""
         return [self.all_ids[row] for row in self.rows.tolist()]
 
     def column(self, name: str) -> list[str]:
-        """One column, as text."""
+        """One column as text.
+
+        Args:
+            name: Name of the column.
+
+        Raises:
+            RequestError: There is no such column.
+        """
         if name not in self.all_columns:
             known = ", ".join(sorted(self.all_columns)) or "none"
             raise RequestError(
@@ -161,27 +243,50 @@ class Images:
         return [values[row] for row in self.rows.tolist()]
 
     def where(self, mask: Tensor) -> Images:
-        """The images for which `mask` is true."""
+        """The images for which a mask is true, in the same order.
+
+        Args:
+            mask: Booleans, (images,).
+        """
         return replace(self, rows=self.rows[mask])
 
     def take(self, positions: Tensor) -> Images:
-        """The images at these positions, in this order."""
+        """The images with these indices in the set, in this order.
+
+        Args:
+            positions: Indices in the set, any number of them.
+        """
         return replace(self, rows=self.rows[positions])
 
     def with_targets(self, mapping: Sequence[int]) -> Images:
-        """The same images with class index i replaced by `mapping[i]`."""
+        """The same images with other class indices.
+
+        Args:
+            mapping: New class index of each class; images without a class stay without.
+        """
         known = self.all_targets >= 0
         table = torch.tensor([*mapping, UNLABELLED])
         return replace(self, all_targets=table[torch.where(known, self.all_targets, len(mapping))])
 
     def pixels(self, position: int, channels: int) -> Tensor:
-        """The image at `position` as uint8 (channels, height, width), as large as it is stored."""
+        """Decode one image.
+
+        Args:
+            position: Index of the image in the set.
+            channels: 1 for grey, 3 for colour.
+
+        Returns:
+            uint8, (channels, height, width), of the size it is stored in.
+
+        Raises:
+            DataError: The image cannot be read.
+        """
         row = int(self.rows[position])
-        kept = self.cache.get(row, channels)
-        if kept is not None:
-            return kept
+        cached = self.cache.get(row, channels)
+        if cached is not None:
+            return cached
         try:
-            image, mode = in_eight_bits(self.decode(row)), "RGB" if channels == 3 else "L"
+            image, mode = to_eight_bits(self.decode(row)), "RGB" if channels == 3 else "L"
             if image.mode != mode:
                 image = image.convert(mode)
         except UNREADABLE as error:
@@ -191,24 +296,29 @@ class Images:
                 fix="Replace the file, or take it out of the data. famr never skips an image silently.",
             ) from error
         pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, channels).permute(2, 0, 1)
-        self.cache.keep(row, channels, pixels)
+        self.cache.store(row, channels, pixels)
         return pixels
 
 
-def joined(first: Images, second: Images) -> Images:
-    """The images of both, with the columns that both have."""
+def concatenate_images(first: Images, second: Images) -> Images:
+    """The images of two sets, with the columns that both have.
+
+    Args:
+        first: Comes first.
+        second: Comes after it; from the same source or another one.
+    """
     count = len(first)
 
     def decode(row: int) -> Image.Image:
-        part, place = (first, row) if row < count else (second, row - count)
-        return part.decode(int(part.rows[place]))
+        part, index = (first, row) if row < count else (second, row - count)
+        return part.decode(int(part.rows[index]))
 
-    both = first.all_columns.keys() & second.all_columns.keys()
+    shared = first.all_columns.keys() & second.all_columns.keys()
     return Images.from_source(
         decode=decode,
         ids=[*first.ids, *second.ids],
         targets=torch.cat([first.targets, second.targets]),
-        columns={name: [*first.column(name), *second.column(name)] for name in both},
+        columns={name: [*first.column(name), *second.column(name)] for name in shared},
     )
 
 

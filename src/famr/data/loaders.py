@@ -1,4 +1,4 @@
-"""From stored images to batches on the device: decoding ahead in threads, resizing where the model is."""
+"""From stored images to batches on a device: decoded ahead in threads, resized where the model is."""
 
 from __future__ import annotations
 
@@ -7,138 +7,230 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from famr.data import Images
-from famr.data.images import Shelf
+from famr.data.images import DevicePixels, PreparedImages
 from famr.data.transforms import Preprocessing
-from famr.engine.distributed import ALONE, Ranks
 from famr.errors import RequestError
 
 
 class Batch(NamedTuple):
-    """Some images of a set, and where in the set they stand."""
+    """Some images of a set, with their indices in it.
 
-    images: Tensor  # (batch, channels, height, width), as the model takes them; of several ranks, this one's share
-    labels: Tensor  # (batch,) class indices
-    positions: Tensor  # (batch,) places in the set; on the device where the images wait there, else on the CPU
+    Attributes:
+        images: (batch, channels, height, width), as the model takes them; with several processes only this one's share.
+        labels: Class indices of the whole batch, (batch,).
+        positions: Indices of the whole batch in the set, (batch,); on the GPU where the set is kept there, else on the
+            CPU.
+    """
+
+    images: Tensor
+    labels: Tensor
+    positions: Tensor
 
 
 LabelledImages: TypeAlias = tuple[Tensor, Tensor]
-"""What somebody else's loader yields: images as the model takes them, and class indices."""
+"""A batch of a user's loader: images as the model takes them, and class indices."""
 
 Batches: TypeAlias = Callable[[int | None], Iterable[Batch]]
-"""One pass over a set: in a fixed order for None, else in the random order of that seed."""
+"""One pass over a set: in the stored order for None, else in the random order of that seed."""
 
 EVALUATION_BATCH = 256
-LOOK = 1024
-"""Images at a time on a GPU where nothing but answers are wanted: fewer would keep it waiting for Python."""
-LIGHTER = 4
-"""Beside a run's steps, at most so many times the images of one: without gradients a network holds what one layer makes
-of an image, with them what all have made. On a CPU memory that was used is not all free again: as many as a step's."""
-SMALL_WORKERS = 3
-"""Threads that decode small images: most of that is Python's own work, and with more of them it goes slower."""
-KEPT = 256 << 20
+GPU_EVALUATION_BATCH = 1024
+"""Images of an evaluation batch on a GPU; smaller batches would leave it waiting for Python."""
+EVALUATION_RATIO = 4
+"""Largest evaluation batch on a GPU during a run, in images of its steps: without gradients the activations of one
+layer at a time are kept, with them those of all layers. On a CPU, which does not return all memory that was used, the
+ratio is 1."""
+DECODING_THREADS = 8
+SMALL_IMAGE_THREADS = 3
+"""Threads that decode small images, which is mostly Python's own work: more threads are slower."""
+PREPARED_BYTES = 256 << 20
 """Bytes of prepared images that a source keeps on a CPU."""
-SHARE = 4
-"""A source is kept on a GPU where it takes no more than one part in so many of what is free there."""
-LITTLE_SHARE = 16
-"""The same for prepared images, which take more room and save less."""
+GPU_PIXEL_SHARE = 4
+"""A source is kept on a GPU where it takes at most this part (one in …) of the free memory."""
+GPU_PREPARED_SHARE = 16
+"""The same for prepared images, which take more memory and save less time."""
+
+
+class BatchShare(Protocol):
+    """The share of each batch that one of several processes takes; `engine.distributed.Ranks` is one."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        ...
+
+    def share(self, positions: Tensor, /) -> Tensor:
+        """This process's share of a batch's indices.
+
+        Args:
+            positions: Indices of the whole batch.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class WholeBatch:
+    """The share of a single process: all of each batch.
+
+    Attributes:
+        size: Number of processes.
+    """
+
+    size: int = 1
+
+    def share(self, positions: Tensor, /) -> Tensor:
+        """See `BatchShare.share`."""
+        return positions
+
+
+WHOLE_BATCH = WholeBatch()
 
 
 def order(count: int, seed: int | None) -> Tensor:
-    """0, 1, …, count−1, or a permutation of them drawn with `seed`."""
+    """Indices 0, 1, …, count − 1 in the order of a pass.
+
+    Args:
+        count: Images of the set.
+        seed: Draws a permutation; None for the stored order.
+    """
     if seed is None:
         return torch.arange(count)
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def image_batches(
-    images: Images, preprocessing: Preprocessing, batch_size: int, device: torch.device, ranks: Ranks = ALONE
+    images: Images,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    device: torch.device,
+    ranks: BatchShare = WHOLE_BATCH,
 ) -> Batches:
-    """Passes over stored images, prepared for a model; small images are brought to a GPU once.
+    """Passes over stored images, prepared for a model.
 
-    A few images stay prepared from the second pass on, for whoever goes over them: on a CPU to resize them is a good
-    part of a step, and a small network on a GPU would wait for it.
+    Small images are copied to a GPU once. From the second pass on, a set that is small enough is kept prepared: on a
+    CPU resizing is a good part of a step, and a small network on a GPU would wait for it.
+
+    Args:
+        images: The set.
+        preprocessing: Of the model.
+        batch_size: Images of a batch; the last one may have fewer.
+        device: Where the batches are made.
+        ranks: This process's share of each batch.
     """
-    held: list[Tensor | None] = []
-    kept: list[Tensor] = []
-    passes = count(1)
+    return _ImagePasses(images, preprocessing, batch_size, device, ranks)
 
-    def prepared_anew(seed: int | None) -> Iterator[Batch]:
-        if not held:
-            held.append(resident(images, preprocessing, device))
-        if held[0] is not None:
-            targets = images.targets.to(device)
-            places = order(len(images), seed).to(device)  # once a pass: to send them step by step is to wait each time
-            for positions in torch.split(places, batch_size):
-                mine = held[0][ranks.share(positions)]
-                yield Batch(preprocessing.normalise(preprocessing.fit(mine)), targets[positions], positions)
+
+@dataclass(eq=False)
+class _ImagePasses:
+    images: Images
+    preprocessing: Preprocessing
+    batch_size: int
+    device: torch.device
+    ranks: BatchShare
+    passes: int = 0
+    prepared: Tensor | None = None
+
+    def __call__(self, seed: int | None) -> Iterator[Batch]:
+        if self.prepared is None and self.ranks.size == 1:
+            self.passes += 1
+            self.prepared = self._cached_or_prepared()
+        if self.prepared is None:
+            yield from self._prepare(seed)
             return
-        for pixels, labels, positions in pixel_batches(images, preprocessing, batch_size, device, seed, ranks):
+        for positions, labels in self._on_device(seed):
+            yield Batch(self.prepared[positions], labels, positions)
+
+    def _prepare(self, seed: int | None) -> Iterator[Batch]:
+        """One pass that resizes and normalises each image."""
+        preprocessing = self.preprocessing
+        if self._stored is not None:
+            for positions, labels in self._on_device(seed):
+                pixels = preprocessing.fit(self._stored[self.ranks.share(positions)])
+                yield Batch(preprocessing.normalise(pixels), labels, positions)
+            return
+        batches = pixel_batches(self.images, preprocessing, self.batch_size, self.device, seed, self.ranks)
+        for pixels, labels, positions in batches:
             yield Batch(preprocessing.normalise(pixels), labels, positions)
 
-    def one_pass(seed: int | None) -> Iterator[Batch]:
-        if not kept and ranks.size == 1:
-            kept.extend(_prepared(images, preprocessing, prepared_anew, device, again=next(passes) > 1))
-        if not kept:
-            yield from prepared_anew(seed)
-            return
-        targets, places = images.targets.to(device), order(len(images), seed).to(device)
-        for positions in torch.split(places, batch_size):
-            yield Batch(kept[0][positions], targets[positions], positions)
+    @cached_property
+    def _stored(self) -> Tensor | None:
+        return gpu_pixels(self.images, self.preprocessing, self.device)
 
-    return one_pass
+    def _on_device(self, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Indices and labels of each batch; copied to the device once a pass, as a copy in each step would wait."""
+        targets, indices = self.images.targets.to(self.device), order(len(self.images), seed).to(self.device)
+        for positions in torch.split(indices, self.batch_size):
+            yield positions, targets[positions]
 
-
-def _prepared(
-    images: Images, preprocessing: Preprocessing, anew: Batches, device: torch.device, again: bool
-) -> list[Tensor]:
-    """All of them as a network takes them, if they are kept, or few enough and gone over again; else nothing."""
-    found, shape = images.cache.prepared, (len(images), preprocessing.channels, *preprocessing.crop)
-    if found is not None and found[1] == (preprocessing, device) and torch.equal(found[0], images.rows):
-        return [found[2]]
-    room = torch.cuda.mem_get_info(device)[0] // LITTLE_SHARE if device.type == "cuda" else KEPT
-    if not again or 4 * math.prod(shape) > room:
-        return []
-    ready = torch.empty(shape, device=device)
-    for batch in anew(None):
-        ready[batch.positions] = batch.images
-    images.cache.prepared = (images.rows, (preprocessing, device), ready)
-    return [ready]
+    def _cached_or_prepared(self) -> Tensor | None:
+        """All images as the network takes them: cached ones, or from the second pass on new ones if they fit."""
+        cache, key = self.images.cache, (self.preprocessing, self.device)
+        cached = cache.prepared
+        if cached is not None and cached.key == key and torch.equal(cached.rows, self.images.rows):
+            return cached.images
+        shape = (len(self.images), self.preprocessing.channels, *self.preprocessing.crop)
+        on_gpu = self.device.type == "cuda"
+        room = torch.cuda.mem_get_info(self.device)[0] // GPU_PREPARED_SHARE if on_gpu else PREPARED_BYTES
+        if self.passes == 1 or torch.float32.itemsize * math.prod(shape) > room:
+            return None
+        prepared = torch.empty(shape, device=self.device)
+        for batch in self._prepare(None):
+            prepared[batch.positions] = batch.images
+        cache.prepared = PreparedImages(self.images.rows, key, prepared)
+        return prepared
 
 
 def evaluation_batches(
     images: Images,
     preprocessing: Preprocessing,
     device: torch.device,
-    ranks: Ranks = ALONE,
-    a_step: int | None = None,
+    ranks: BatchShare = WHOLE_BATCH,
+    step_size: int | None = None,
 ) -> Batches:
-    """Passes over stored images that only ask for answers; `a_step`: images of a step of the run that asks, if any."""
-    size = evaluation_batch_size(device, a_step) if ranks.size == 1 else gradient_batch_size(a_step)
+    """Passes over stored images for evaluation, without gradients.
+
+    Args:
+        images: The set.
+        preprocessing: Of the model.
+        device: Where the batches are made.
+        ranks: This process's share of each batch.
+        step_size: Images of a step of the run that evaluates; None where there is none.
+    """
+    size = evaluation_batch_size(device, step_size) if ranks.size == 1 else gradient_batch_size(step_size)
     return image_batches(images, preprocessing, size, device, ranks)
 
 
-def evaluation_batch_size(device: torch.device, a_step: int | None = None) -> int:
-    """Images at a time where nothing but answers are wanted: no more than take the memory of a step, if one is known.
+def evaluation_batch_size(device: torch.device, step_size: int | None = None) -> int:
+    """Images of an evaluation batch: no more than take the memory of a step.
+
+    Args:
+        device: Where it is computed.
+        step_size: Images of a step; None where there are no steps.
 
     >>> cpu, cuda = torch.device("cpu"), torch.device("cuda")
     >>> evaluation_batch_size(cpu), evaluation_batch_size(cpu, 10), evaluation_batch_size(cuda, 10)
     (256, 10, 40)
     """
     if device.type != "cuda":
-        return gradient_batch_size(a_step)
-    return LOOK if a_step is None else min(LOOK, LIGHTER * a_step)
+        return gradient_batch_size(step_size)
+    return GPU_EVALUATION_BATCH if step_size is None else min(GPU_EVALUATION_BATCH, EVALUATION_RATIO * step_size)
 
 
-def gradient_batch_size(a_step: int | None) -> int:
-    """Images at a time where more than answers may be wanted, or there is no GPU."""
-    return EVALUATION_BATCH if a_step is None else min(EVALUATION_BATCH, a_step)
+def gradient_batch_size(step_size: int | None) -> int:
+    """Images of a batch that may need gradients, or that is not computed on a GPU.
+
+    Args:
+        step_size: Images of a step; None where there are no steps.
+    """
+    return EVALUATION_BATCH if step_size is None else min(EVALUATION_BATCH, step_size)
 
 
 def pixel_batches(
@@ -147,49 +239,70 @@ def pixel_batches(
     batch_size: int,
     device: torch.device,
     seed: int | None,
-    ranks: Ranks = ALONE,
+    ranks: BatchShare = WHOLE_BATCH,
 ) -> Iterator[Batch]:
-    """One pass as uint8 pixels of the model's size, on the device."""
+    """One pass as uint8 pixels of the model's size, not normalised.
+
+    Args:
+        images: The set.
+        preprocessing: Of the model.
+        batch_size: Images of a batch; the last one may have fewer.
+        device: Where the batches are made.
+        seed: Draws the order of the pass; None for the stored order.
+        ranks: This process's share of each batch.
+
+    Raises:
+        DataError: An image cannot be read.
+    """
     targets = images.targets
-    workers = min(8, os.cpu_count() or 1)
+    workers = min(DECODING_THREADS, os.cpu_count() or 1)
     pending: deque[tuple[Tensor, Future[tuple[Tensor, bool]]]] = deque()
+
+    def next_batch() -> Batch:
+        positions, future = pending.popleft()
+        pixels, fitted = future.result()
+        pixels = pixels.to(device)
+        return Batch(pixels if fitted else preprocessing.fit(pixels), targets[positions].to(device), positions)
+
     with ThreadPoolExecutor(workers) as pool:
         for positions in torch.split(order(len(images), seed), batch_size):
             pending.append((positions, pool.submit(_load, images, preprocessing, ranks.share(positions))))
             if len(pending) > workers:
-                yield _finish(pending.popleft(), preprocessing, targets, device)
+                yield next_batch()
         while pending:
-            yield _finish(pending.popleft(), preprocessing, targets, device)
+            yield next_batch()
 
 
 def _load(images: Images, preprocessing: Preprocessing, positions: Tensor) -> tuple[Tensor, bool]:
-    """Stack decoded images: as stored if all are small and of one size (they are resized on the device)."""
+    """Decoded images as one tensor, and whether they are resized already.
+
+    Small images of one size are left as stored and resized on the device; others are resized one by one, so that there
+    is never a batch of full-size photographs.
+    """
     height, width = preprocessing.crop
-    found: list[tuple[Tensor, bool]] = []
+    loaded: list[tuple[Tensor, bool]] = []
     for position in positions.tolist():
         pixels = images.pixels(position, preprocessing.channels)
         large = pixels.shape[-2] > height or pixels.shape[-1] > width
-        found.append((preprocessing.fit(pixels) if large else pixels, large))  # never a batch of full-size photographs
-    if not any(fitted for _, fitted in found) and len({pixels.shape for pixels, _ in found}) == 1:
-        return torch.stack([pixels for pixels, _ in found]), False
-    return torch.stack([pixels if fitted else preprocessing.fit(pixels) for pixels, fitted in found]), True
+        loaded.append((preprocessing.fit(pixels) if large else pixels, large))
+    if not any(fitted for _, fitted in loaded) and len({pixels.shape for pixels, _ in loaded}) == 1:
+        return torch.stack([pixels for pixels, _ in loaded]), False
+    return torch.stack([pixels if fitted else preprocessing.fit(pixels) for pixels, fitted in loaded]), True
 
 
-def _finish(
-    loaded: tuple[Tensor, Future[tuple[Tensor, bool]]],
-    preprocessing: Preprocessing,
-    targets: Tensor,
-    device: torch.device,
-) -> Batch:
-    positions, future = loaded
-    pixels, fitted = future.result()
-    pixels = pixels.to(device)
-    return Batch(pixels if fitted else preprocessing.fit(pixels), targets[positions].to(device), positions)
+def loader_batches(loader: Iterable[LabelledImages], device: torch.device, ranks: BatchShare = WHOLE_BATCH) -> Batches:
+    """Passes over a user's batches; the loader is read once, and a seed draws the order of the batches.
 
+    Args:
+        loader: Yields (images, labels) batches.
+        device: Where the batches are kept.
+        ranks: This process's share of each batch.
 
-def loader_batches(loader: Iterable[LabelledImages], device: torch.device, ranks: Ranks = ALONE) -> Batches:
-    """Passes over somebody else's batches of (images, labels): taken once, kept, their order drawn for each pass."""
-    kept: list[Batch] = []
+    Raises:
+        RequestError: The loader yields anything but pairs, or no images.
+    """
+    batches: list[Batch] = []
+    first = 0
     for batch in loader:
         if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
             raise RequestError(
@@ -199,46 +312,63 @@ def loader_batches(loader: Iterable[LabelledImages], device: torch.device, ranks
             )
         images, labels = batch
         if len(images):
-            first = sum(len(earlier.labels) for earlier in kept)
-            there = torch.arange(first, first + len(images))
-            mine = images[ranks.share(there) - first] if ranks.size > 1 else images
-            kept.append(Batch(mine.to(device), labels.to(device), there))
-    if not kept:
+            positions = torch.arange(first, first + len(images))
+            share = images[ranks.share(positions) - first] if ranks.size > 1 else images
+            batches.append(Batch(share.to(device), labels.to(device), positions))
+            first += len(labels)
+    if not batches:
         raise RequestError("The forget set is empty.", where="forget=", fix="Pass at least one (images, labels) batch.")
-    return lambda seed: (kept[position] for position in order(len(kept), seed).tolist())
+    return lambda seed: (batches[index] for index in order(len(batches), seed).tolist())
 
 
-def resident(images: Images, preprocessing: Preprocessing, device: torch.device) -> Tensor | None:
-    """Every image as stored, uint8, on the GPU: if there is one, all are of one small size, and they fit."""
+def gpu_pixels(images: Images, preprocessing: Preprocessing, device: torch.device) -> Tensor | None:
+    """A whole set as stored on a GPU, where its images are small, of one size, and fit.
+
+    Args:
+        images: The set.
+        preprocessing: Of the model; images larger than its crop are not kept.
+        device: The GPU; on another device nothing is kept.
+
+    Returns:
+        uint8, (images, channels, height, width); None where the set is not kept.
+    """
     if device.type != "cuda":
         return None
     free, _total = torch.cuda.mem_get_info(device)
-    return shelved(images, preprocessing, device, free // SHARE)
+    return device_pixels(images, preprocessing, device, free // GPU_PIXEL_SHARE)
 
 
-def shelved(images: Images, preprocessing: Preprocessing, device: torch.device, room: int) -> Tensor | None:
-    """Every image as stored, on a device; None where they are of several sizes or large, or their source is.
+def device_pixels(images: Images, preprocessing: Preprocessing, device: torch.device, room: int) -> Tensor | None:
+    """A whole set as stored on a device; each image of its source is decoded and copied once for all subsets.
 
-    Each image of a source is decoded and sent once, whichever subsets of it are asked for later.
+    Args:
+        images: The set.
+        preprocessing: Of the model; images larger than its crop are not kept.
+        device: Where the pixels are kept.
+        room: Bytes that the whole source may take.
+
+    Returns:
+        uint8, (images, channels, height, width); None where images are large or of several sizes, or the source does
+        not fit.
     """
     if not len(images):
         return None
     key = (preprocessing.channels, str(device))
-    shelf = images.cache.shelves.get(key)
-    if shelf is None:
+    store = images.cache.on_device.get(key)
+    if store is None:
         first, resized = _load(images, preprocessing, torch.tensor([0]))
         if resized or first.nbytes * len(images.all_ids) > room:
             return None
-        shelf = images.cache.shelves[key] = Shelf(len(images.all_ids), first[0], device)
-    missing = (~shelf.filled[images.rows]).nonzero()[:, 0]
-    every = torch.split(missing, EVALUATION_BATCH) if len(missing) else ()
-    with ThreadPoolExecutor(min(SMALL_WORKERS, os.cpu_count() or 1)) as pool:
-        loaded = pool.map(lambda positions: _load(images, preprocessing, positions), every)
-        for positions, (pixels, resized) in zip(every, loaded, strict=True):
-            if resized or pixels.shape[1:] != shelf.pixels.shape[1:]:
+        store = images.cache.on_device[key] = DevicePixels(len(images.all_ids), first[0], device)
+    missing = (~store.filled[images.rows]).nonzero()[:, 0]
+    chunks = torch.split(missing, EVALUATION_BATCH) if len(missing) else ()
+    with ThreadPoolExecutor(min(SMALL_IMAGE_THREADS, os.cpu_count() or 1)) as pool:
+        loaded = pool.map(lambda positions: _load(images, preprocessing, positions), chunks)
+        for positions, (pixels, resized) in zip(chunks, loaded, strict=True):
+            if resized or pixels.shape[1:] != store.pixels.shape[1:]:
                 pool.shutdown(cancel_futures=True)
                 return None
             rows = images.rows[positions]
-            shelf.pixels[rows.to(device)] = pixels.to(device)
-            shelf.filled[rows] = True
-    return shelf.pixels[images.rows.to(device)]
+            store.pixels[rows.to(device)] = pixels.to(device)
+            store.filled[rows] = True
+    return store.pixels[images.rows.to(device)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -23,29 +23,43 @@ from famr.errors import DataError
 
 LABEL_COLUMNS = ("label", "labels", "fine_label")
 TEST_PARTS = ("test", "validation", "valid", "val")
-ROW_GROUPS_KEPT = 256
-
-
-def open_parquet(place: str, label_column: str | None) -> Data:
-    """`place` is a folder with train-*.parquet and test-*.parquet (or train/*.parquet …), or one file."""
-    path = Path(place)
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise DataError("There are no Parquet files.", where=place, fix="Check the path after `parquet:`.")
-    train = [file for file in files if _is_of(file, path, "train")] or files
-    rest = [file for file in files if file not in train]
-    candidates = [found for part in TEST_PARTS if (found := [f for f in rest if _is_of(f, path, part)])]
-    seen = _read_part(train, "train", label_column)
-    others = (_read_part(test, "test", label_column, seen[0]) for test in candidates)
-    return of_two_parts(place, seen, first_labelled(others))
-
+CACHED_ROW_GROUPS = 256
 
 Part = tuple[tuple[str, ...], Images]
-"""The class names of a part, and its images."""
+"""The class names and the images of a training or test part."""
+
+
+def open_parquet(path: str, label_column: str | None) -> Data:
+    """A data set of Parquet files.
+
+    Args:
+        path: A folder with train-*.parquet and test-*.parquet (or train/*.parquet …), or one file.
+        label_column: Class column, where the table has several; None for one with a common name, or the only one.
+
+    Raises:
+        DataError: There are no such files, or one is unreadable or has no images or no class column.
+    """
+    root = Path(path)
+    files = sorted(root.rglob("*.parquet")) if root.is_dir() else [root]
+    if not files or not files[0].is_file():
+        raise DataError("There are no Parquet files.", where=path, fix="Check the path after `parquet:`.")
+    train_files = [file for file in files if _belongs_to(file, root, "train")] or files
+    rest = [file for file in files if file not in train_files]
+    test_files = [members for part in TEST_PARTS if (members := [f for f in rest if _belongs_to(f, root, part)])]
+    train = _read_part(train_files, "train", label_column)
+    tests = (_read_part(members, "test", label_column, train[0]) for members in test_files)
+    return combine_parts(path, train, first_labelled(tests))
 
 
 def first_labelled(parts: Iterable[Part]) -> Part | None:
-    """The first part with a class for every image (published test parts often hide theirs), else the first."""
+    """The first part with a class for every image, else the first: published test parts often hide their classes.
+
+    Args:
+        parts: Candidates in the order of preference; read one after the other.
+
+    Returns:
+        None where there are no candidates.
+    """
     first = None
     for part in parts:
         if part[1].labelled:
@@ -54,27 +68,36 @@ def first_labelled(parts: Iterable[Part]) -> Part | None:
     return first
 
 
-def of_two_parts(place: str, train: Part, test: Part | None) -> Data:
-    """One data set of a training and a test part that name their classes alike."""
+def combine_parts(spec: str, train: Part, test: Part | None) -> Data:
+    """One data set of a training and a test part.
+
+    Args:
+        spec: The data's name.
+        train: Training part.
+        test: Test part; None where there is none.
+
+    Raises:
+        DataError: The parts have different class names.
+    """
     labels, images = train
     if test is None:
-        return Data(place, labels, images, None)
+        return Data(spec, labels, images, None)
     if test[0] != labels:
         raise DataError(
             "Training and test part name their classes differently.",
             where=f"train: {labels[:5]}…, test: {test[0][:5]}…",
             fix="Write both with the same ClassLabel feature.",
         )
-    return Data(place, labels, images, test[1])
+    return Data(spec, labels, images, test[1])
 
 
-def _is_of(file: Path, root: Path, part: str) -> bool:
-    """Whether a file belongs to a part by its name, or by a folder it lies in."""
+def _belongs_to(file: Path, root: Path, part: str) -> bool:
+    """Whether a file belongs to a part by its name, or by a folder below the root."""
     return file.name.startswith(part) or part in file.relative_to(root).parts[:-1]
 
 
 def _read_part(files: list[Path], part: str, label_column: str | None, known: tuple[str, ...] | None = None) -> Part:
-    """`known` are the classes of the training part, where a column of text does not name its own."""
+    """`known` are the classes of the training part, for a text column, which has no list of names of its own."""
     import pyarrow
     import pyarrow.parquet
 
@@ -88,36 +111,46 @@ def _read_part(files: list[Path], part: str, label_column: str | None, known: tu
     image = _image_column(schema, files[0])
     texts = [name for name in schema.names if _is_text(schema, name)]
     label, names = pick_label(features, schema.names, texts, label_column, files[0].name)
-    others = [name for name in schema.names if name != image and not _is_nested(schema, name)]
-    table = pyarrow.concat_tables([parquet.read(columns=others) for parquet in parquets])
-    columns = {name: as_text(table[name].to_pylist(), features.get(name)) for name in others}
-    names, targets = classes_of(table[label].to_pylist(), names, known, f"{files[0].name}: {label}")
+    columns = [name for name in schema.names if name != image and not _is_nested(schema, name)]
+    table = pyarrow.concat_tables([parquet.read(columns=columns) for parquet in parquets])
+    names, targets = class_targets(table[label].to_pylist(), names, known, f"{files[0].name}: {label}")
     images = Images.from_source(
         decode=_row_reader(parquets, image),
         ids=[f"{part}/{row}" for row in range(table.num_rows)],
         targets=targets,
-        columns=columns,
+        columns={name: text_column(table[name].to_pylist(), features.get(name)) for name in columns},
     )
     return names, images
 
 
 def pick_label(
-    features: dict[str, Any], columns: list[str], texts: list[str], label_column: str | None, where: str
+    features: dict[str, Any], columns: Sequence[str], texts: Sequence[str], label_column: str | None, where: str
 ) -> tuple[str, tuple[str, ...] | None]:
-    """The class column and its names: the one asked for, a usual one, or the only one.
+    """The class column and its class names: the column that is named, else one with a common name, else the only one.
 
-    A column of text can be asked for, too; its names are None, as there are no others than those that occur in it.
+    Args:
+        features: Hugging Face's description of each column.
+        columns: Names of all columns.
+        texts: Names of the text columns; one of them is the class column only if it is named.
+        label_column: Name of the class column; None to pick it.
+        where: File or part, for the error.
+
+    Returns:
+        Name of the column, and its class names; None for a text column, whose values are the class names.
+
+    Raises:
+        DataError: There is no such column, or none or several that could be picked.
     """
-    classes = [name for name in columns if features.get(name, {}).get("_type") == "ClassLabel"]
     if label_column in texts:
         return str(label_column), None
-    usual = [name for name in LABEL_COLUMNS if name in classes]
-    chosen = label_column or (usual[0] if usual else classes[0] if len(classes) == 1 else None)
+    classes = [name for name in columns if features.get(name, {}).get("_type") == "ClassLabel"]
+    common = [name for name in LABEL_COLUMNS if name in classes]
+    chosen = label_column or (common[0] if common else classes[0] if len(classes) == 1 else None)
     if chosen is None or chosen not in classes:
-        also = f"; columns of text are {', '.join(texts)}" if texts else ""
+        text_columns = f"; columns of text are {', '.join(texts)}" if texts else ""
         raise DataError(
             f"No class column {label_column!r}." if label_column else "It is not clear which column is the class.",
-            where=f"{where}: class columns are {', '.join(classes) or 'none'}{also}",
+            where=f"{where}: class columns are {', '.join(classes) or 'none'}{text_columns}",
             fix="Name one with --label-column: a ClassLabel, with its names in the schema, or a column of text.",
         )
     return chosen, tuple(features[chosen]["names"])
@@ -129,7 +162,7 @@ def _features(schema: Any) -> dict[str, Any]:
         features = dict(json.loads(stored)["info"]["features"]) if stored else {}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            "The schema's note on its features is damaged.", where="huggingface", fix="Write the table anew."
+            "The schema's `huggingface` metadata is damaged.", where="huggingface", fix="Write the table anew."
         ) from error
     return {name: feature for name, feature in features.items() if isinstance(feature, dict)}  # no lists
 
@@ -152,35 +185,41 @@ def _is_nested(schema: Any, name: str) -> bool:
 
 
 def _is_text(schema: Any, name: str) -> bool:
-    import pyarrow.types as kinds
+    import pyarrow.types
 
     kind = schema.field(name).type
-    kind = kind.value_type if kinds.is_dictionary(kind) else kind
-    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
+    kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
 
 
-def classes_of(
+def class_targets(
     values: list[Any], names: tuple[str, ...] | None, known: tuple[str, ...] | None, where: str
 ) -> tuple[tuple[str, ...], torch.Tensor]:
-    """The names of the classes and the index of each value; a missing or negative one is `UNLABELLED`.
+    """Class names of a column and the class index of each row; `UNLABELLED` for a missing or negative value.
 
-    Without `names` the values are text, and name them: all that occur, in the order of the alphabet, or those `known`
-    from the training part, beside which there may be no others.
+    Args:
+        values: The column: class indices, or class names where `names` is None.
+        names: Class names by index; None for a text column, whose sorted values are the class names.
+        known: Class names of the training part, for the text column of a test part; None for the training part.
+        where: File or part and column, for the errors.
 
-    >>> classes_of(["owl", "cat", None, "owl"], None, None, "here")
+    Raises:
+        DataError: A test part has a class that the training part lacks, or an index has no name.
+
+    >>> class_targets(["owl", "cat", None, "owl"], None, None, "here")
     (('cat', 'owl'), tensor([ 1,  0, -1,  1]))
     """
     if names is None:
         occurring = {value for value in values if value}
         names = tuple(sorted(occurring)) if known is None else known
-        index = {name: place for place, name in enumerate(names)}
-        if strange := sorted(occurring - index.keys()):
+        index_of = {name: index for index, name in enumerate(names)}
+        if unknown := sorted(occurring - index_of.keys()):
             raise DataError(
-                f"The test part has {len(strange)} classes that the training part has not.",
-                where=f"{where}: {', '.join(strange[:5])}",
+                f"The test part has {len(unknown)} classes that the training part has not.",
+                where=f"{where}: {', '.join(unknown[:5])}",
                 fix="Leave these rows out, or name another column.",
             )
-        values = [index[value] if value else None for value in values]
+        values = [index_of[value] if value else None for value in values]
     targets = torch.tensor([UNLABELLED if value is None or value < 0 else value for value in values], dtype=torch.long)
     if len(targets) and int(targets.max()) >= len(names):
         raise DataError(
@@ -191,31 +230,36 @@ def classes_of(
     return names, targets
 
 
-def as_text(values: list[Any], feature: dict[str, Any] | None) -> list[str]:
-    """A column as text, class indices by their names, empty where there is no value."""
+def text_column(values: list[Any], feature: dict[str, Any] | None) -> list[str]:
+    """A column as text: class names for class indices, empty text for missing values.
+
+    Args:
+        values: The column.
+        feature: Hugging Face's description of the column; None where there is none.
+    """
     names = (feature or {}).get("names")
     if names:
-        known = range(len(names))
-        return [names[value] if value in known else "" for value in values]
+        indices = range(len(names))
+        return [names[value] if value in indices else "" for value in values]
     return ["" if value is None else str(value) for value in values]
 
 
 def _row_reader(parquets: list[Any], image: str) -> Callable[[int], Image.Image]:
-    """decode(row): find the row group, read its compressed images (kept), decode one."""
+    """decode(row): find the row group, read and cache its compressed images, decode one."""
     groups = [(parquet, group) for parquet in parquets for group in range(parquet.num_row_groups)]
     ends = list(accumulate(parquet.metadata.row_group(group).num_rows for parquet, group in groups))
-    reading = threading.Lock()
+    lock = threading.Lock()
 
-    @lru_cache(maxsize=ROW_GROUPS_KEPT)
-    def compressed(position: int) -> Any:
-        parquet, group = groups[position]
+    @lru_cache(maxsize=CACHED_ROW_GROUPS)
+    def compressed(index: int) -> Any:
+        parquet, group = groups[index]
         return parquet.read_row_group(group, columns=[image])[image]
 
     def decode(row: int) -> Image.Image:
-        position = bisect.bisect_right(ends, row)
-        first = ends[position - 1] if position else 0
-        with reading:  # one file's reader in two threads at a time crashes or hangs
-            column = compressed(position)
+        index = bisect.bisect_right(ends, row)
+        first = ends[index - 1] if index else 0
+        with lock:  # one file's reader in two threads at a time crashes or hangs
+            column = compressed(index)
         content = column[row - first]["bytes"].as_py()
         if content is None:
             raise ValueError("the table holds a path but no bytes")

@@ -11,12 +11,22 @@ from famr.data.dataset import Data
 from famr.data.images import Images
 from famr.errors import DataError, RequestError
 
-READABLE_ONE_WAY = {"EMNIST", "GTSRB", "KMNIST", "MNIST", "QMNIST", "SVHN", "USPS"}
+NOT_MIRRORED = {"EMNIST", "GTSRB", "KMNIST", "MNIST", "QMNIST", "SVHN", "USPS"}
+"""Digits, letters and signs: mirrored, they no longer show their class."""
 DEFAULT_ROOT = "data"
 
 
 def open_torchvision(name: str, root: str | None) -> Data:
-    """`torchvision.datasets.NAME`, its training and its test part; its files lie in `root`."""
+    """The training and test part of `torchvision.datasets.NAME`.
+
+    Args:
+        name: Class name in torchvision.datasets.
+        root: Folder of its files; None for `data`. Missing files are downloaded where torchvision can.
+
+    Raises:
+        RequestError: torchvision has no such data set, or none with a training and a test part.
+        DataError: The files are missing and cannot be downloaded.
+    """
     import torchvision.datasets
 
     factory = getattr(torchvision.datasets, name, None) if name.isidentifier() else None
@@ -34,7 +44,7 @@ def open_torchvision(name: str, root: str | None) -> Data:
         labels=tuple(str(label) for label in classes),
         train=_images(train, "train"),
         test=_images(test, "test"),
-        mirror=name not in READABLE_ONE_WAY,
+        mirror=name not in NOT_MIRRORED,
     )
 
 
@@ -59,11 +69,11 @@ def _open_part(factory: Any, name: str, root: str | None, part: str) -> Any:
             where=f"torchvision:{name}",
             fix="Export it to class folders and use `folder:PATH`.",
         ) from error
-    except RuntimeError:  # not there yet: torchvision's way of saying so
+    except RuntimeError:  # the files are missing; download them
         pass
     try:
         return factory(**options, **({"download": True} if "download" in parameters else {}))
-    except Exception as error:  # URLError, RuntimeError, OSError … whatever the mirror did
+    except Exception as error:  # URLError, RuntimeError, OSError, …
         raise DataError(
             f"torchvision could not find or download {name} ({type(error).__name__}).",
             where=str(options["root"]),
@@ -73,9 +83,9 @@ def _open_part(factory: Any, name: str, root: str | None, part: str) -> Any:
 
 def _targets(part: Any) -> torch.Tensor:
     for attribute in ("targets", "labels", "_labels"):
-        found = getattr(part, attribute, None)
-        if found is not None:
-            return torch.as_tensor(found, dtype=torch.long)
+        targets = getattr(part, attribute, None)
+        if targets is not None:
+            return torch.as_tensor(targets, dtype=torch.long)
     return torch.tensor([part[row][1] for row in range(len(part))])
 
 

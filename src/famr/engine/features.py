@@ -13,7 +13,7 @@ from famr.data.loaders import EVALUATION_BATCH, image_batches
 from famr.engine.inference import on_device
 from famr.losses.objective import at_least_float32
 from famr.models import Classifier
-from famr.models.activations import listen
+from famr.models.activations import capture_layer
 from famr.models.classifier import eval_mode
 from famr.models.layers import head_call, head_name, last_linear_call
 
@@ -50,7 +50,7 @@ def layer_features(
 def _tapped(classifier: Classifier, layer: str, channels_last: bool) -> Iterator[Read]:
     """Read a layer's mean output, or what goes into the head."""
     if layer != PENULTIMATE:
-        with listen(classifier.module, layer, channels_last) as tap:
+        with capture_layer(classifier.module, layer, channels_last) as tap:
             yield lambda images: tap.features(images).mean(dim=-1)
         return
     last: list[Tensor] = []

@@ -1,1 +1,1 @@
-"""The paper's five metrics of a model, and the gaps to a retrained model."""
+"""The paper's five metrics of a model, and its gaps to a retrained model."""

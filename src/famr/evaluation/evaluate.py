@@ -1,4 +1,4 @@
-"""The paper's five metrics of a model on the sets of a request, and the gaps to a retrained model."""
+"""The paper's five metrics of a model on the sets of a request, and its gaps to a retrained model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,19 @@ def evaluate(
     device: str | None = None,
     precision: Precision = "fp32",
 ) -> Scores:
-    """Measure an unlearned model beside its original and, if there is one, beside a retrained model."""
+    """Evaluate an unlearned model beside its original and, if there is one, a retrained model.
+
+    Args:
+        result: Of `famr.forget`.
+        splits: The sets of the request.
+        retrained: Trained without the forget set; None where there is none, and then there are no gaps.
+        device: Where the models compute; None for the best available.
+        precision: Of the forward passes.
+
+    Raises:
+        CheckpointError: The retrained model has other classes.
+        DataError: The images have other classes, or one cannot be read.
+    """
     return compare(result.original, result.model, retrained, splits, device=device, precision=precision)
 
 
@@ -43,7 +55,21 @@ def compare(
     precision: Precision = "fp32",
     ranks: Ranks = ALONE,
 ) -> Scores:
-    """The five metrics of up to three models on the same images."""
+    """Evaluate up to three models on the same images.
+
+    Args:
+        original: The model before unlearning; None where it is not available.
+        unlearned: The model to evaluate.
+        retrained: Trained without the forget set; None where there is none, and then there are no gaps.
+        splits: The sets of the request.
+        device: Where the models compute; None for the best available.
+        precision: Of the forward passes.
+        ranks: The processes that share the work.
+
+    Raises:
+        CheckpointError: The models have different classes.
+        DataError: The images have other classes, or one cannot be read.
+    """
     for name, model in (("original", original), ("retrained", retrained)):
         if model is not None and model.labels != unlearned.labels:
             raise CheckpointError(
@@ -52,15 +78,15 @@ def compare(
                 fix="Compare models that were trained on the same classes.",
             )
     require_same_labels(unlearned, splits)
-    place = ranks.place(device or "auto")
+    chosen = ranks.place(device or "auto")
     scores = compare_predictions(
-        None if original is None else predict_splits(splits, original, place, precision, ranks),
-        predict_splits(splits, unlearned, place, precision, ranks),
-        None if retrained is None else predict_splits(splits, retrained, place, precision, ranks),
+        None if original is None else predict_splits(splits, original, chosen, precision, ranks),
+        predict_splits(splits, unlearned, chosen, precision, ranks),
+        None if retrained is None else predict_splits(splits, retrained, chosen, precision, ranks),
         splits,
     )
     earlier = {
-        run.request.describe(): None if images is None else accuracy_on_images(unlearned, images, place, ranks)
+        run.request.describe(): None if images is None else accuracy_on_images(unlearned, images, chosen, ranks)
         for run, images in zip(splits.earlier, splits.earlier_images, strict=True)
     }
     return replace(scores, earlier=earlier)
@@ -69,32 +95,47 @@ def compare(
 def compare_predictions(
     original: SplitPredictions | None, unlearned: SplitPredictions, retrained: SplitPredictions | None, splits: Splits
 ) -> Scores:
-    """The five metrics from what up to three models said; |unlearned − retrained| of each, and the JS between them."""
-    said = {"original": original, "unlearned": unlearned, "retrained": retrained}
-    reference = None if original is None else original.forget
+    """The scores of up to three models, from their predictions.
+
+    Args:
+        original: Predictions of the original; None where they are not available.
+        unlearned: Those of the unlearned model.
+        retrained: Those of a retrained model; None where there is none.
+        splits: The sets that the predictions are on.
+
+    Returns:
+        The five metrics of each model, |unlearned − retrained| of each metric, and the JS divergence on the forget set.
+    """
+    predictions = {"original": original, "unlearned": unlearned, "retrained": retrained}
+    original_forget = None if original is None else original.forget
     scores = {
-        name: score(found.forget, reference, found.test, found.forget_test)
-        for name, found in said.items()
-        if found is not None
+        name: score(sets.forget, original_forget, sets.test, sets.forget_test)
+        for name, sets in predictions.items()
+        if sets is not None
     }
     gaps = None
     if retrained is not None:
-        pairs = {name: gap(*(getattr(scores[m], name) for m in ("unlearned", "retrained"))) for name in COLUMNS}
+        gaps = {name: gap(*(getattr(scores[model], name) for model in ("unlearned", "retrained"))) for name in COLUMNS}
         js = js_divergence(unlearned.forget.logits, retrained.forget.logits).mean()
-        gaps = {**pairs, "forget_js_divergence": float(js)}
-    return Scores(scores.get("original"), scores["unlearned"], scores.get("retrained"), gaps, _reasons(splits, scores))
+        gaps["forget_js_divergence"] = float(js)
+    return Scores(
+        original=scores.get("original"),
+        unlearned=scores["unlearned"],
+        retrained=scores.get("retrained"),
+        gap=gaps,
+        not_available=_not_available(splits, scores),
+    )
 
 
-def _reasons(splits: Splits, scores: dict[str, ModelScores]) -> dict[str, str]:
-    """One sentence for each figure that could not be measured."""
+def _not_available(splits: Splits, scores: dict[str, ModelScores]) -> dict[str, str]:
+    """Why a metric is missing, by its name."""
     reasons = {}
     if splits.test is None or not splits.test.labelled:
         reasons["retain_accuracy"] = "no labelled held-out images of retained classes were given"
     if splits.forget_test is None:
-        asked_for_samples = splits.request.kind == "samples"
         reasons["forget_test_accuracy"] = (
             "forgotten samples have no held-out counterpart"
-            if asked_for_samples
+            if splits.request.kind == "samples"
             else "no held-out images of what was forgotten were given"
         )
     if not splits.forget.labelled:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from famr.errors import CheckpointError, RequestError
 from famr.extras import require_extra
 from famr.models import Classifier
-from famr.models.onnx import Exported, as_onnx, traceable
+from famr.models.onnx import OnnxNetwork, to_onnx, traceable
 
 FILES = {"onnx": "model.onnx", "torch-export": "model.pt2"}
 """The file of each format."""
@@ -53,7 +53,7 @@ def write_program(model: Classifier, file_format: str, path: Path) -> None:
         raise RequestError("The network is too large for one ONNX file.", where=model.spec, fix="Use torch-export.")
     try:
         if file_format == "onnx":
-            path.write_bytes(as_onnx(model))
+            path.write_bytes(to_onnx(model))
         else:
             network, example, dynamic_shapes = traceable(model)
             traced = torch.export.export(network, example, dynamic_shapes=dynamic_shapes)
@@ -78,7 +78,7 @@ def read_program(file_format: str, path: Path) -> nn.Module:
         path: The file.
     """
     if file_format == "onnx":
-        return Exported(path.read_bytes())
+        return OnnxNetwork(path.read_bytes())
     return _Traced(torch.export.load(path).module())
 
 

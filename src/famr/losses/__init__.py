@@ -1,1 +1,1 @@
-"""The objective of the paper as pure functions [FAMR, Eq. (1)–(5)]."""
+"""The paper's objective as pure functions [FAMR, Eq. (1)–(5)]."""

@@ -1,8 +1,8 @@
-"""The objective of the paper as pure functions of tensors [FAMR, Eq. (1)–(5)].
+"""The paper's objective as pure functions of tensors [FAMR, Eq. (1)–(5)].
 
     J(θ) = L_forget(θ) + (λ/2)‖θ − θ₀‖²          L_forget = α·L_KL + β·L_style
 
-Losses come one value an image; `reduce` turns them into the paper's sum, or into a mean.
+A loss is one value per image; `reduce` makes it the paper's sum over images, or a mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Reduction = Literal["sum", "mean"]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precision is good enough for a network, not for logarithms and sums of squares.
+    """Promote half precision to float32: logarithms and sums of squares need it.
+
+    Args:
+        tensor: Of any floating-point type; float32 and float64 are returned as they are.
 
     >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype, at_least_float32(torch.ones(1).double()).dtype
     (torch.float32, torch.float64)
@@ -27,7 +30,10 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def uniform_target(classes: int) -> Tensor:
-    """u = [1/C, …, 1/C]: what the paper wants the model to answer on the forget set.
+    """The uniform distribution u = [1/C, …, 1/C], the paper's target on the forget set.
+
+    Args:
+        classes: C, the number of classes.
 
     >>> uniform_target(4)
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
@@ -36,9 +42,16 @@ def uniform_target(classes: int) -> Tensor:
 
 
 def target_kl(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(q ‖ p_θ) of each image, p_θ = softmax(logits), q = `target` [FAMR, Eq. (2) with q = u].
+    """KL(q ‖ p_θ) of each image, with p_θ = softmax(logits) [FAMR, Eq. (2) with q = u].
 
-    Its gradient in the logits is p − q. `target` is one distribution (classes,) or one an image.
+    Its gradient in the logits is p_θ − q.
+
+    Args:
+        logits: (batch, classes).
+        target: q, one distribution (classes,) or one per image (batch, classes).
+
+    Returns:
+        (batch,), at least float32.
 
     >>> p, q = torch.tensor([[0.75, 0.25]]), torch.tensor([0.5, 0.5])
     >>> bool(torch.isclose(target_kl(p.log(), q), torch.tensor(0.5 * math.log(4 / 3))))
@@ -50,27 +63,38 @@ def target_kl(logits: Tensor, target: Tensor) -> Tensor:
     return divergence
 
 
-def standing_out(logits: Tensor, forgotten: Tensor) -> Tensor:
-    """Σ_f max(0, z_f − z_¼)² of each image: how far forgotten classes f stand above the least likely quarter.
+def logit_excess(logits: Tensor, forgotten: Tensor) -> Tensor:
+    """Σ_f max(0, z_f − z_¼)² of each image: how far the logits of forgotten classes f exceed the lowest quarter.
 
-    z_¼ is the logit that a quarter of the other classes lie below; it is a mark, not something to be moved. A class
-    that a model never saw lies there, whatever the image; to be never answered a class need only be second.
+    z_¼ is the logit that a quarter of the remaining classes lie at or below; no gradient passes through it. A network
+    that never saw a class has its logit there, whatever the image; KL alone is content when the class is second.
+
+    Args:
+        logits: (batch, classes).
+        forgotten: Indices of the forgotten classes.
+
+    Returns:
+        (batch,), at least float32.
 
     >>> logits = torch.tensor([[3.0, 9.0, 1.0, 2.0, 4.0], [0.0, 9.0, 1.0, 2.0, 4.0]])
-    >>> standing_out(logits, torch.tensor([0]))
+    >>> logit_excess(logits, torch.tensor([0]))
     tensor([4., 0.])
     """
     logits = at_least_float32(logits)
-    others = logits.shape[-1] - len(forgotten)
-    ranked = logits.detach().index_fill(-1, forgotten, torch.inf).sort(dim=-1).values  # the forgotten ones come last
-    mark = ranked[..., (others - 1) // 4, None]
-    return (logits.index_select(-1, forgotten) - mark).clamp(min=0).square().sum(dim=-1)
+    remaining = logits.shape[-1] - len(forgotten)
+    ranked = logits.detach().index_fill(-1, forgotten, torch.inf).sort(dim=-1).values  # forgotten classes come last
+    quartile = ranked[..., (remaining - 1) // 4, None]
+    return (logits.index_select(-1, forgotten) - quartile).clamp(min=0).square().sum(dim=-1)
 
 
 def gram_matrix(features: Tensor) -> Tensor:
     """G_φ(x) = φ(x) φ(x)ᵀ of each image [FAMR, Eq. (3)].
 
-    `features` φ is (batch, channels, positions); the result is (batch, channels, channels).
+    Args:
+        features: φ, (batch, channels, positions).
+
+    Returns:
+        (batch, channels, channels), at least float32.
 
     >>> gram_matrix(torch.tensor([[[1.0, 2.0], [0.0, 1.0]]]))
     tensor([[[5., 2.],
@@ -83,6 +107,13 @@ def gram_matrix(features: Tensor) -> Tensor:
 def style_distance(gram: Tensor, gram_target: Tensor) -> Tensor:
     """‖G_φ(x) − G_target‖²_F of each image [FAMR, Eq. (4)].
 
+    Args:
+        gram: G_φ, (batch, channels, channels).
+        gram_target: G_target, (channels, channels).
+
+    Returns:
+        (batch,).
+
     >>> style_distance(torch.ones(1, 2, 2), torch.zeros(2, 2))
     tensor([4.])
     """
@@ -90,7 +121,11 @@ def style_distance(gram: Tensor, gram_target: Tensor) -> Tensor:
 
 
 def reduce(values: Tensor, reduction: Reduction) -> Tensor:
-    """Σ over the images, as the paper writes it, or their mean.
+    """The sum over images, as the paper writes it, or their mean.
+
+    Args:
+        values: One value per image, (batch,).
+        reduction: `sum` or `mean`.
 
     >>> reduce(torch.tensor([1.0, 3.0]), "sum"), reduce(torch.tensor([1.0, 3.0]), "mean")
     (tensor(4.), tensor(2.))
@@ -101,6 +136,12 @@ def reduce(values: Tensor, reduction: Reduction) -> Tensor:
 def combine(kl: Tensor, style: Tensor | None, alpha: float, beta: float) -> Tensor:
     """L_forget = α·L_KL + β·L_style [FAMR, Eq. (5)].
 
+    Args:
+        kl: L_KL, a scalar.
+        style: L_style, a scalar; None where no style is forgotten.
+        alpha: α ≥ 0.
+        beta: β ≥ 0; without effect where `style` is None.
+
     >>> combine(torch.tensor(2.0), torch.tensor(3.0), alpha=1.0, beta=0.5)
     tensor(3.5000)
     """
@@ -108,7 +149,14 @@ def combine(kl: Tensor, style: Tensor | None, alpha: float, beta: float) -> Tens
 
 
 def l2_penalty(parameters: Iterable[Tensor], original: Iterable[Tensor]) -> Tensor:
-    """½‖θ − θ₀‖², the anchor of [FAMR, Eq. (1)] before its strength λ.
+    """½‖θ − θ₀‖², the anchor of [FAMR, Eq. (1)] without its strength λ.
+
+    Args:
+        parameters: θ, tensor by tensor.
+        original: θ₀, in the same order and of the same shapes.
+
+    Returns:
+        A scalar without a graph.
 
     >>> l2_penalty([torch.tensor([1.0, 3.0])], [torch.tensor([0.0, 1.0])])
     tensor(2.5000)
@@ -120,7 +168,13 @@ def l2_penalty(parameters: Iterable[Tensor], original: Iterable[Tensor]) -> Tens
 def drift_bound(loss_original: float, loss_unlearned: float, strength: float) -> float | None:
     """√(2(L_forget(θ₀) − L_forget(θ))/λ) ≥ ‖θ − θ₀‖ wherever J(θ) ≤ J(θ₀) [FAMR, App. Prop. 1].
 
-    None where there is no bound: without an anchor, or where the forgetting loss rose.
+    Args:
+        loss_original: L_forget(θ₀).
+        loss_unlearned: L_forget(θ).
+        strength: λ.
+
+    Returns:
+        The bound; None without an anchor (λ ≤ 0) or where the loss rose.
 
     >>> drift_bound(10.0, 2.0, strength=4.0)
     2.0

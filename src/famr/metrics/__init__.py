@@ -1,1 +1,1 @@
-"""Numbers about a model's answers, as pure functions of tensors."""
+"""Metrics as pure functions of a model's logits."""

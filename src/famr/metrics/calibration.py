@@ -1,4 +1,4 @@
-"""Calibration: is a model as sure as it is right?"""
+"""Calibration: does a model's confidence match its accuracy?"""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ BINS = 15
 
 
 def expected_calibration_error(logits: Tensor, labels: Tensor) -> float:
-    """ECE: |accuracy − mean confidence| in 15 equal bins of the confidence, weighted by their images.
+    """ECE: |accuracy − mean confidence| in 15 equal bins of the confidence, weighted by the images in each.
+
+    Args:
+        logits: (images, classes).
+        labels: Class indices, (images,).
+
+    Returns:
+        A fraction from 0 to 1.
 
     >>> round(expected_calibration_error(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1])), 6)
     0.0
     """
-    sure = torch.softmax(at_least_float32(logits), dim=-1).max(dim=-1).values
-    right = correct(logits, labels)
-    bins = (sure * BINS).ceil().long().clamp(1, BINS) - 1  # (0, 1/15], (1/15, 2/15], …
-    gaps = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, (right - sure).double())
+    confidence = torch.softmax(at_least_float32(logits), dim=-1).max(dim=-1).values
+    bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # (0, 1/15], (1/15, 2/15], …
+    difference = (correct(logits, labels) - confidence).double()
+    gaps = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, difference)
     return float(gaps.abs().sum() / len(labels))

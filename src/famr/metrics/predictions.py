@@ -1,4 +1,4 @@
-"""A model's logits on a set of images, with the labels."""
+"""A model's logits on sets of images, with the labels."""
 
 from __future__ import annotations
 
@@ -7,25 +7,36 @@ from dataclasses import dataclass
 from torch import Tensor
 
 UNLABELLED = -1
-"""The target of an image whose class is not known."""
+"""The class index of an image whose class is not known."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """A model's logits on a set of images, with the labels."""
+    """A model's logits on a set of images, with the labels.
 
-    logits: Tensor  # (images, classes)
-    targets: Tensor  # (images,)
+    Attributes:
+        logits: (images, classes).
+        targets: Class indices, (images,); `UNLABELLED` where the class is not known.
+    """
+
+    logits: Tensor
+    targets: Tensor
 
     @property
     def labelled(self) -> bool:
-        """Whether every image has a class."""
+        """Whether the class of every image is known."""
         return bool((self.targets != UNLABELLED).all())
 
 
 @dataclass(frozen=True)
 class SplitPredictions:
-    """A model's answers on the sets of a request that are measured."""
+    """A model's predictions on the sets of a request that are evaluated.
+
+    Attributes:
+        forget: On the forget set.
+        test: On held-out images that are not forgotten; None without such images.
+        forget_test: On held-out images of the forgotten class, concept or style; None without such images.
+    """
 
     forget: Predictions
     test: Predictions | None

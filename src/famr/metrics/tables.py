@@ -1,4 +1,4 @@
-"""How figures are written for people: percent for accuracies, nats for the rest, words where there is none."""
+"""Metrics as text: percent for accuracies, nats for the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ COLUMNS = {
 
 
 def in_percent(name: str, value: float | None) -> str:
-    """A figure of the column `name`.
+    """A metric as text: an accuracy in percent, anything else in nats.
+
+    Args:
+        name: A key of `COLUMNS`; names that end in `accuracy` are percentages.
+        value: A fraction or nats; None where the metric is not available.
 
     >>> in_percent("retain_accuracy", 0.8475), in_percent("forget_kl", 4.493), in_percent("forget_kl", None)
     ('84.8', '4.49', 'not available')

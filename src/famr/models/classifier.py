@@ -1,4 +1,4 @@
-"""A classifier: the network as its library built it, with what is needed to feed it, read it and save it."""
+"""A classifier: the network as its library built it, with class names, preprocessing and the way to save it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from famr.models.weights import save_weights, state_digest
 
 
 class Architecture(Protocol):
-    """Where a network comes from: how to build it anew, and how its own library stores it."""
+    """Where a network comes from: how to build it, and how its own library stores it."""
 
     @property
     def library(self) -> str:
@@ -32,23 +32,44 @@ class Architecture(Protocol):
         ...
 
     def build(self, classes: int) -> nn.Module:
-        """The network with random weights and a head of `classes` outputs."""
+        """The network with random weights.
+
+        Args:
+            classes: Outputs of the head.
+        """
         ...
 
     def save(self, classifier: Classifier, folder: Path) -> None:
-        """Write weights and configuration so that the library loads the folder by itself."""
+        """Write weights and configuration so that the library loads the folder without famr.
+
+        Args:
+            classifier: Has this architecture.
+            folder: Exists and is empty.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class BareArchitecture:
-    """A network that famr did not build: its weights can be saved, its code cannot."""
+    """A network that famr did not build: its weights can be saved, its code cannot.
+
+    Attributes:
+        name: See `Architecture.name`.
+        library: See `Architecture.library`.
+    """
 
     name: str = "module"
     library: str = "none"
 
     def build(self, classes: int) -> nn.Module:
-        """Not possible: only the caller has the code."""
+        """See `Architecture.build`; not possible, as only the caller has the code.
+
+        Args:
+            classes: Outputs of the head.
+
+        Raises:
+            CheckpointError: Always.
+        """
         raise CheckpointError(
             "famr cannot build this network anew.",
             where=self.name,
@@ -56,13 +77,21 @@ class BareArchitecture:
         )
 
     def save(self, classifier: Classifier, folder: Path) -> None:
-        """The weights, and what is known about them."""
+        """See `Architecture.save`."""
         save_plain(classifier, folder)
 
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A network that returns one logit a class, the names of the classes, and how to prepare its images."""
+    """A network that returns one logit per class, with its class names and preprocessing.
+
+    Attributes:
+        module: Returns logits (batch, classes), or an object with `.logits`.
+        labels: Class names by index; None where they are not known.
+        preprocessing: Of stored images; None where it is not known.
+        architecture: How the network is built and saved.
+        spec: The name it was loaded by.
+    """
 
     module: nn.Module
     labels: tuple[str, ...] | None = None
@@ -75,16 +104,27 @@ class Classifier:
             object.__setattr__(self, "labels", tuple(self.labels))
 
     def logits(self, images: Tensor) -> Tensor:
-        """(batch, classes), whatever the library wraps around it."""
+        """The network's logits.
+
+        Args:
+            images: As the network takes them, (batch, channels, height, width).
+
+        Returns:
+            (batch, classes).
+        """
         return logits_of(self.module(images))
 
     def require_preprocessing(self) -> Preprocessing:
-        """How to prepare images for this network; an error where nobody has said."""
+        """The preprocessing of stored images.
+
+        Raises:
+            RequestError: It is not known.
+        """
         if self.preprocessing is None:
             raise RequestError(
-                "It is not known how this network wants its images.",
+                "The preprocessing of this network's images is not known.",
                 where=self.spec,
-                fix="Say so: famr.Classifier(module, labels, famr.Preprocessing(…)); or hand over prepared images "
+                fix="Give it: famr.Classifier(module, labels, famr.Preprocessing(…)); or pass prepared images "
                 "with famr.forget(module, forget=loader).",
             )
         return self.preprocessing
@@ -98,7 +138,11 @@ class Classifier:
         return state_digest(self.module)
 
     def class_count(self) -> int | None:
-        """How many classes the head knows, asked with one blank image; None if nobody says how large one is."""
+        """Number of classes, from the class names or from a forward pass of one blank image.
+
+        Returns:
+            None where neither class names nor preprocessing are known.
+        """
         if self.labels is not None or self.preprocessing is None:
             return None if self.labels is None else len(self.labels)
         blank = torch.zeros(1, self.preprocessing.channels, *self.preprocessing.crop)
@@ -110,7 +154,11 @@ class Classifier:
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Have a network in evaluation mode for a while; every part of it gets its own mode back."""
+    """Set evaluation mode; each submodule's own mode returns on exit.
+
+    Args:
+        module: The network.
+    """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -121,7 +169,12 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def save_plain(classifier: Classifier, folder: Path) -> None:
-    """For libraries without a folder layout of their own: the state dict, and a config.json that explains it."""
+    """Write a state dict and a config.json, for libraries without a folder layout of their own.
+
+    Args:
+        classifier: What is written.
+        folder: Exists.
+    """
     save_weights(classifier.module, folder / "model.safetensors")
     config = {
         "library": classifier.architecture.library,
@@ -134,12 +187,22 @@ def save_plain(classifier: Classifier, folder: Path) -> None:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a network returned: a tensor, or an object that has them as `.logits`."""
+    """The logits in the output of a network.
+
+    Args:
+        output: A tensor, or an object with `.logits`.
+
+    Returns:
+        (batch, classes).
+
+    Raises:
+        CheckpointError: The output is anything else.
+    """
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
         raise CheckpointError(
             f"The network must return logits (batch, classes), got {shape}.",
-            fix="Wrap it in an nn.Module that returns one row of class scores an image.",
+            fix="Wrap it in an nn.Module that returns one row of class scores per image.",
         )
     return logits

@@ -1,8 +1,8 @@
-"""Copies of networks that keep nothing they made of their weights from one pass to the next.
+"""Copies of networks that cache nothing computed from their weights between passes.
 
-In evaluation mode LeViT and its kin (timm's levit, efficientformer, efficientformer_v2, efficientvit_msra and tiny_vit,
-transformers' levit) look their attention biases up once and keep them. famr edits weights in that mode: the edit would
-not reach what was kept, and a second gradient would have to go back through the first pass.
+In evaluation mode LeViT and its relatives (timm's levit, efficientformer, efficientformer_v2, efficientvit_msra and
+tiny_vit, transformers' levit) look their attention biases up once and cache them. famr edits weights in that mode: the
+edit would not reach the cache, and a second gradient would have to pass through the graph of the first pass.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from typing import Any
 
 from torch import nn
 
-KEPT = "attention_bias_cache"
+CACHE_ATTRIBUTE = "attention_bias_cache"
 
 
 def fresh_copy(module: nn.Module) -> nn.Module:
-    """A copy with weights of its own, and nothing kept."""
-    kept = [found for part in module.modules() if isinstance(found := vars(part).get(KEPT), dict)]
-    memo: dict[int, Any] = {id(each): {} for each in kept}  # tensors with a history cannot be copied, nor need to be
+    """A copy with weights of its own, whose caches are cleared before each pass.
+
+    Args:
+        module: Any network; it is not changed.
+    """
+    caches = [cache for part in module.modules() if isinstance(cache := vars(part).get(CACHE_ATTRIBUTE), dict)]
+    memo: dict[int, Any] = {id(cache): {} for cache in caches}  # cached tensors have a graph and cannot be copied
     copied = copy.deepcopy(module, memo)
     for part in copied.modules():
-        if isinstance(vars(part).get(KEPT), dict) and _keep_nothing not in part._forward_pre_hooks.values():
-            part.register_forward_pre_hook(_keep_nothing)
+        has_cache = isinstance(vars(part).get(CACHE_ATTRIBUTE), dict)
+        if has_cache and _clear_cache not in part._forward_pre_hooks.values():
+            part.register_forward_pre_hook(_clear_cache)
     return copied
 
 
-def _keep_nothing(part: nn.Module, _inputs: Any) -> None:
-    vars(part)[KEPT].clear()
+def _clear_cache(part: nn.Module, _inputs: Any) -> None:
+    vars(part)[CACHE_ATTRIBUTE].clear()

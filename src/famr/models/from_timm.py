@@ -13,13 +13,20 @@ from torch import nn
 from famr.data.transforms import Preprocessing
 from famr.errors import CheckpointError, RequestError
 from famr.models.classifier import Classifier
-from famr.models.names import unknown_name
-from famr.models.weights import load_weights, share_as_umask_says
+from famr.models.library import ModelLibrary, unknown_name
+from famr.models.weights import apply_umask, load_weights
 
 
 @dataclass(frozen=True)
 class TimmArchitecture:
-    """A timm model name, its constructor's arguments, and the pretrained configuration it goes with."""
+    """A network of timm.
+
+    Attributes:
+        name: Its name in timm.
+        arguments: Arguments of its constructor, such as `img_size`.
+        pretrained_cfg: timm's configuration of the published weights; None for that of the name.
+        library: See `Architecture.library`.
+    """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -27,11 +34,11 @@ class TimmArchitecture:
     library: str = "timm"
 
     def build(self, classes: int) -> nn.Module:
-        """The network with random weights."""
+        """See `Architecture.build`."""
         return self._create(pretrained=False, num_classes=classes)
 
     def build_pretrained(self) -> nn.Module:
-        """The network with the weights and the head that timm publishes."""
+        """The network with the published weights and head."""
         return self._create(pretrained=True)
 
     def _create(self, **options: Any) -> nn.Module:
@@ -52,7 +59,7 @@ class TimmArchitecture:
         return module
 
     def _overlay(self) -> dict[str, Any]:
-        """timm keeps announcing the size a network was published with; correct it where arguments change it."""
+        """Input size and channels, where arguments change them; timm would state those of the published weights."""
         size, channels = self.arguments.get("img_size"), self.arguments.get("in_chans", 3)
         if size is None and channels == 3:
             return {}
@@ -63,7 +70,7 @@ class TimmArchitecture:
         return overlay
 
     def save(self, classifier: Classifier, folder: Path) -> None:
-        """`model.safetensors` and `config.json` in timm's own layout, class names included."""
+        """See `Architecture.save`; the layout is timm's own, with class names."""
         from timm.models import save_for_hf
 
         config = {} if classifier.labels is None else {"label_names": list(classifier.labels)}
@@ -74,11 +81,21 @@ class TimmArchitecture:
             model_args=dict(self.arguments) or None,
             safe_serialization=True,
         )
-        share_as_umask_says(folder / "model.safetensors")
+        apply_umask(folder / "model.safetensors")
 
 
 def known_timm_name(name: str) -> str:
-    """`name`, if timm knows it; else an error with the nearest names."""
+    """Check that timm has a network of this name.
+
+    Args:
+        name: With or without the tag of its weights, such as `vit_tiny_patch16_224.augreg_in21k`.
+
+    Returns:
+        The name.
+
+    Raises:
+        RequestError: It has not; the error lists the nearest names.
+    """
     import timm
 
     if not timm.is_model(name.partition(".")[0]):
@@ -86,15 +103,32 @@ def known_timm_name(name: str) -> str:
     return name
 
 
-def blank(name: str, arguments: Mapping[str, Any]) -> Classifier:
-    """The architecture, its weights still to come."""
+def untrained_timm(name: str, arguments: Mapping[str, Any]) -> Classifier:
+    """A network with random weights and a head of two outputs.
+
+    Args:
+        name: Its name in timm.
+        arguments: Arguments of its constructor.
+
+    Raises:
+        RequestError: timm has no such network, or it does not take these arguments.
+    """
     architecture = TimmArchitecture(known_timm_name(name), arguments)
     module = architecture.build(2)
     return Classifier(module, None, timm_preprocessing(module), architecture)
 
 
-def load_pretrained(name: str, arguments: Mapping[str, Any]) -> Classifier:
-    """The weights that timm publishes under this name, from its cache or the hub."""
+def pretrained_timm(name: str, arguments: Mapping[str, Any]) -> Classifier:
+    """A network with the weights that timm publishes, from its cache or the hub.
+
+    Args:
+        name: Its name in timm.
+        arguments: Arguments of its constructor.
+
+    Raises:
+        RequestError: timm has no such network, or it does not take these arguments.
+        CheckpointError: The weights cannot be loaded.
+    """
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     architecture = TimmArchitecture(known_timm_name(name), arguments)
@@ -102,7 +136,7 @@ def load_pretrained(name: str, arguments: Mapping[str, Any]) -> Classifier:
         module = architecture.build_pretrained()
     except RequestError:
         raise
-    except Exception as error:  # whatever the hub client raises: offline, missing, gated
+    except Exception as error:  # the hub client raises many types: offline, missing, gated
         raise CheckpointError(
             f"timm could not load pretrained weights ({type(error).__name__}).",
             where=f"timm:{name}",
@@ -113,8 +147,17 @@ def load_pretrained(name: str, arguments: Mapping[str, Any]) -> Classifier:
     return Classifier(module, labels, timm_preprocessing(module), architecture, f"timm:{name}")
 
 
-def load_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Classifier:
-    """A folder written by `TimmArchitecture.save`, or by timm itself."""
+def timm_from_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Classifier:
+    """A classifier from a folder written by `TimmArchitecture.save`, or by timm itself.
+
+    Args:
+        folder: Its path.
+        config: Its config.json.
+        tensors: Its weights by name.
+
+    Raises:
+        CheckpointError: The weights do not fit the architecture.
+    """
     cfg = dict(config.get("pretrained_cfg", {}))
     cfg |= {key: config[key] for key in ("num_classes", "label_names") if key in config}
     architecture = TimmArchitecture(str(config["architecture"]), dict(config.get("model_args") or {}), cfg)
@@ -125,7 +168,11 @@ def load_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, A
 
 
 def label_names(module: nn.Module) -> tuple[str, ...] | None:
-    """The class names a checkpoint carries, where it carries them."""
+    """The class names stored in a checkpoint; None where it stores none.
+
+    Args:
+        module: A network of timm.
+    """
     stored: Any = module.pretrained_cfg.get("label_names")  # type: ignore[operator,union-attr]
     if not stored:
         return None
@@ -133,7 +180,14 @@ def label_names(module: nn.Module) -> tuple[str, ...] | None:
 
 
 def timm_preprocessing(module: nn.Module) -> Preprocessing:
-    """As timm's own evaluation transform does it."""
+    """The preprocessing of timm's own evaluation transform.
+
+    Args:
+        module: A network of timm.
+
+    Raises:
+        CheckpointError: It has a crop mode that famr does not reproduce.
+    """
     from timm.data import resolve_model_data_config
 
     config = resolve_model_data_config(module)
@@ -146,7 +200,7 @@ def timm_preprocessing(module: nn.Module) -> Preprocessing:
         resize = scaled[0]
     else:
         raise CheckpointError(
-            f"The checkpoint wants its images cropped in the mode {config['crop_mode']!r}, which famr does not do.",
+            f"The checkpoint's crop mode is {config['crop_mode']!r}, which famr does not support.",
             where="config.json: crop_mode",
             fix="Use a checkpoint with crop_mode center or squash.",
         )
@@ -157,3 +211,6 @@ def timm_preprocessing(module: nn.Module) -> Preprocessing:
         std=tuple(config["std"]),
         interpolation=config["interpolation"],
     )
+
+
+TIMM = ModelLibrary(untrained_timm, pretrained_timm)

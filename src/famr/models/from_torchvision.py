@@ -12,34 +12,49 @@ from torch import nn
 from famr.data.transforms import Preprocessing
 from famr.errors import CheckpointError
 from famr.models.classifier import Classifier, save_plain
-from famr.models.names import unknown_name
+from famr.models.library import ModelLibrary, unknown_name
 from famr.models.weights import load_weights
 
-PUBLISHED_WITH_TRANSFORM = {"googlenet", "inception_v3"}
-"""Networks whose published weights expect the input to be normalised once more inside."""
+NORMALISES_AGAIN = {"googlenet", "inception_v3"}
+"""Networks whose published weights expect the input to be normalised once more inside the network."""
 
 
 @dataclass(frozen=True)
 class TorchvisionArchitecture:
-    """A model name of torchvision, and how its images are prepared."""
+    """A network of torchvision.
+
+    Attributes:
+        name: Its name in torchvision.
+        library: See `Architecture.library`.
+    """
 
     name: str
     library: str = "torchvision"
 
     def build(self, classes: int) -> nn.Module:
-        """The network with random weights."""
+        """See `Architecture.build`."""
         from torchvision.models import get_model
 
-        options = {"transform_input": True} if self.name in PUBLISHED_WITH_TRANSFORM else {}
+        options = {"transform_input": True} if self.name in NORMALISES_AGAIN else {}
         return cast(nn.Module, get_model(self.name, weights=None, num_classes=classes, **options))
 
     def save(self, classifier: Classifier, folder: Path) -> None:
-        """`model.safetensors` and a `config.json` that says how to build the network around it."""
+        """See `Architecture.save`; config.json says how to build the network."""
         save_plain(classifier, folder)
 
 
 def known_torchvision_name(name: str) -> str:
-    """`name`, if torchvision has such a classifier; else an error with the nearest names."""
+    """Check that torchvision has a classifier of this name.
+
+    Args:
+        name: Such as `resnet18`.
+
+    Returns:
+        The name.
+
+    Raises:
+        RequestError: It has not; the error lists the nearest names.
+    """
     import torchvision.models
 
     names = torchvision.models.list_models(module=torchvision.models)
@@ -48,14 +63,31 @@ def known_torchvision_name(name: str) -> str:
     return name
 
 
-def blank(name: str, _arguments: Mapping[str, Any]) -> Classifier:
-    """The architecture, its weights still to come."""
+def untrained_torchvision(name: str, _arguments: Mapping[str, Any]) -> Classifier:
+    """A network with random weights and a head of two outputs.
+
+    Args:
+        name: Its name in torchvision.
+        _arguments: Not used; only timm's constructors take arguments.
+
+    Raises:
+        RequestError: torchvision has no such classifier.
+    """
     architecture = TorchvisionArchitecture(known_torchvision_name(name))
     return Classifier(architecture.build(2), None, published_preprocessing(name), architecture)
 
 
-def load_pretrained(name: str, _arguments: Mapping[str, Any]) -> Classifier:
-    """torchvision's best published weights, from its cache or the network."""
+def pretrained_torchvision(name: str, _arguments: Mapping[str, Any]) -> Classifier:
+    """A network with torchvision's best published weights, from its cache or downloaded.
+
+    Args:
+        name: Its name in torchvision.
+        _arguments: Not used; only timm's constructors take arguments.
+
+    Raises:
+        RequestError: torchvision has no such classifier.
+        CheckpointError: The weights cannot be loaded.
+    """
     from torchvision.models import get_model_weights
 
     weights: Any = get_model_weights(known_torchvision_name(name)).DEFAULT
@@ -74,8 +106,17 @@ def load_pretrained(name: str, _arguments: Mapping[str, Any]) -> Classifier:
     return Classifier(module, labels, published_preprocessing(name), architecture, f"torchvision:{name}")
 
 
-def load_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Classifier:
-    """A folder written by `TorchvisionArchitecture.save`."""
+def torchvision_from_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Classifier:
+    """A classifier from a folder written by `TorchvisionArchitecture.save`.
+
+    Args:
+        folder: Its path.
+        config: Its config.json.
+        tensors: Its weights by name.
+
+    Raises:
+        CheckpointError: The weights do not fit the architecture.
+    """
     architecture = TorchvisionArchitecture(known_torchvision_name(str(config["architecture"])))
     module = architecture.build(int(config["num_classes"]))
     load_weights(module, tensors, folder.name)
@@ -85,7 +126,11 @@ def load_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, A
 
 
 def published_preprocessing(name: str) -> Preprocessing:
-    """The transform that torchvision publishes with the weights of this name."""
+    """The preprocessing that torchvision publishes with a network's weights.
+
+    Args:
+        name: Its name in torchvision.
+    """
     from torchvision.models import get_model_weights
 
     transform: Any = get_model_weights(name).DEFAULT.transforms()
@@ -96,3 +141,6 @@ def published_preprocessing(name: str) -> Preprocessing:
         std=tuple(transform.std),
         interpolation=transform.interpolation.value,
     )
+
+
+TORCHVISION = ModelLibrary(untrained_torchvision, pretrained_torchvision)

@@ -1,7 +1,7 @@
-"""What a weights file says of itself, read before any library is trusted with it: headers and lists of contents.
+"""Headers and lists of contents of weights files, checked before a library reads the files.
 
-Every function takes bytes or a path and raises `ValueError` with the reason; none of them allocates what a file
-merely claims to hold.
+Every function takes bytes or a path and raises `ValueError` with the reason; none allocates what a file only claims to
+hold.
 """
 
 from __future__ import annotations
@@ -14,21 +14,32 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 LARGEST_HEADER = 100 << 20
-"""Bytes; safetensors' own limit."""
+"""Bytes; the limit of safetensors."""
 LARGEST_RATIO = 100
-"""How much larger than its file the content of an archive may be: weights hardly compress, bombs do."""
+"""Largest ratio of an archive's content to its size: weights hardly compress, decompression bombs do."""
 MOST_MEMBERS = 100_000
 LFS_POINTER = b"version https://git-lfs"
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether Git LFS has left its note in the place of the file."""
+    """Whether a file is a pointer of Git LFS instead of the content.
+
+    Args:
+        path: Of the file.
+    """
     with path.open("rb") as file:
         return file.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def check_safetensors(path: Path) -> None:
-    """Refuse a header that safetensors would read in one way and another reader in another."""
+    """Check the header of a safetensors file.
+
+    Args:
+        path: Of the file.
+
+    Raises:
+        ValueError: It is too long, is not a JSON object, or has a name twice, which readers treat differently.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -38,7 +49,13 @@ def check_safetensors(path: Path) -> None:
 
 
 def parse_header(content: bytes) -> dict[str, Any]:
-    """The JSON of a safetensors header, no name twice.
+    """The JSON object of a safetensors header.
+
+    Args:
+        content: The header, without its length.
+
+    Raises:
+        ValueError: It is not a JSON object, is nested too deeply, or has a name twice.
 
     >>> parse_header(b'{"a": {}}')
     {'a': {}}
@@ -47,7 +64,7 @@ def parse_header(content: bytes) -> dict[str, Any]:
     ValueError: its header names 'a' twice
     """
     try:
-        header = json.loads(content.decode("utf-8"), object_pairs_hook=_each_once)
+        header = json.loads(content.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError as error:
         raise ValueError("its header is nested too deeply") from error
     if not isinstance(header, dict):
@@ -55,17 +72,24 @@ def parse_header(content: bytes) -> dict[str, Any]:
     return header
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"its header names {name!r} twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def check_archive(path: Path) -> None:
-    """Refuse an archive, such as a `.pth` is, that would unpack to far more than it is, or to another place."""
+    """Check a zip archive, such as a `.pth`, before it is unpacked.
+
+    Args:
+        path: Of the file.
+
+    Raises:
+        ValueError: It is no archive, is a decompression bomb, or has an entry outside of the archive.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -74,18 +98,18 @@ def check_archive(path: Path) -> None:
     if len(members) > MOST_MEMBERS:
         raise ValueError(f"it holds {len(members):,} entries, more than {MOST_MEMBERS:,}")
     for member in members:
-        place = PurePosixPath(member.filename.replace("\\", "/"))
-        if place.is_absolute() or ".." in place.parts:
+        name = PurePosixPath(member.filename.replace("\\", "/"))
+        if name.is_absolute() or ".." in name.parts:
             raise ValueError(f"an entry of it leads out of the archive: {member.filename!r}")
-    claimed, held = sum(member.file_size for member in members), path.stat().st_size
-    if claimed > LARGEST_RATIO * max(held, 1):
-        raise ValueError(f"it is {held:,} bytes and would unpack to {claimed:,}: a bomb")
-    if claimed > memory():
+    claimed, actual = sum(member.file_size for member in members), path.stat().st_size
+    if claimed > LARGEST_RATIO * max(actual, 1):
+        raise ValueError(f"it is {actual:,} bytes and would unpack to {claimed:,}: a bomb")
+    if claimed > _machine_memory():
         raise ValueError(f"it would unpack to {claimed:,} bytes, more than this machine's memory")
 
 
-def memory() -> float:
-    """Bytes of memory of this machine; without bound where nobody says."""
+def _machine_memory() -> float:
+    """Bytes of memory of this machine; infinite where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

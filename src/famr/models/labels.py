@@ -1,4 +1,4 @@
-"""One label map for data and checkpoint, or an error that shows both."""
+"""One list of class names for data and checkpoint, or an error that shows both."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ SHOWN = 8
 def match_labels(model: Classifier, data: Data, *, by_name: bool = False) -> tuple[Classifier, Data]:
     """Model and data with the same class names in the same order.
 
-    A checkpoint without names takes those of the data, if there are as many as its head has outputs. With
-    `by_name` the same names in another order are matched by name.
+    Args:
+        model: A checkpoint without class names takes those of the data, if its head has as many outputs.
+        data: The images.
+        by_name: Match the data's classes by name where the order differs, or where the data has fewer classes; without
+            it they are refused, as equal names may mean other classes.
+
+    Returns:
+        The model and the data, each unchanged where nothing had to be matched.
+
+    Raises:
+        DataError: The class names, or their number, do not match.
     """
     if model.labels is None:
         outputs = model.class_count()
@@ -44,12 +53,21 @@ def match_labels(model: Classifier, data: Data, *, by_name: bool = False) -> tup
 
 
 def require_same_labels(model: Classifier, splits: Splits) -> None:
-    """Refuse images whose class indices mean other names than the model's outputs."""
+    """Check that the class indices of images mean the same names as the model's outputs.
+
+    Args:
+        model: Passes if it has no class names.
+        splits: Pass if they have no class names.
+
+    Raises:
+        DataError: Both have class names, and these differ.
+    """
     if model.labels is not None and splits.labels is not None and model.labels != splits.labels:
         raise DataError(
             "Images and model do not name the same classes in the same order.",
             where=f"images: {_show(splits.labels)}; model: {_show(model.labels)}",
-            fix="Bring them together first: model, data = famr.match_labels(model, data).",
+            fix="If equal names mean equal classes, match the data before splitting it: "
+            "data = data.with_labels(model.labels).",
         )
 
 
@@ -58,6 +76,6 @@ def _show(labels: tuple[str, ...]) -> str:
 
 
 def _difference(model: Classifier, data: Data) -> str:
-    ours, theirs = set(model.labels or ()), set(data.labels)
-    parts = [("only in the data", theirs - ours), ("only in the checkpoint", ours - theirs)]
-    return "".join(f"; {words}: {_show(tuple(sorted(names)))}" for words, names in parts if names)
+    of_model, of_data = set(model.labels or ()), set(data.labels)
+    parts = [("only in the data", of_data - of_model), ("only in the checkpoint", of_model - of_data)]
+    return "".join(f"; {title}: {_show(tuple(sorted(names)))}" for title, names in parts if names)

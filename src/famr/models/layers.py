@@ -1,4 +1,4 @@
-"""The one place that looks into a network: its head, its blocks, the input of its head, the order of its calls."""
+"""The one module that knows a network's structure: its head, its blocks, the input of its head, the order of calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from famr.errors import RequestError
-from famr.models.classifier import Classifier, eval_mode
+from famr.models.classifier import Architecture, Classifier, eval_mode
 
 DOMINANT = 0.9
 """A child with this share of the weights is a wrapper: the blocks are inside it."""
@@ -73,8 +73,8 @@ def call_order(module: nn.Module, forward: Callable[[], object]) -> dict[str, in
 def late_parameters(module: nn.Module, forward: Callable[[], object], share: float, head: bool) -> list[str]:
     """Names of the parameters of the last `share` of the layers, with or without the head.
 
-    Editing few, late layers keeps more: a change in an early layer propagates through the whole network, where no
-    per-layer metric predicts it. Freezing the head rules out forgetting by a mere change of its bias.
+    Editing few, late layers retains more accuracy: a change in an early layer propagates through the whole network,
+    where no per-layer metric predicts it. Freezing the head rules out forgetting by a mere change of its bias.
 
     Args:
         module: The network; only parameters with `requires_grad` count.
@@ -136,7 +136,7 @@ def head_name(classifier: Classifier) -> str:
     """Name of the last linear layer that a forward pass calls.
 
     Args:
-        classifier: A network that ends in a linear layer with one output a class.
+        classifier: A network that ends in a linear layer with one output per class.
 
     Raises:
         RequestError: The network ends otherwise.
@@ -146,14 +146,29 @@ def head_name(classifier: Classifier) -> str:
 
 
 def head_of(classifier: Classifier) -> nn.Linear:
-    """The last linear layer itself; see `head_name`."""
+    """The last linear layer that a forward pass calls.
+
+    Args:
+        classifier: A network that ends in a linear layer with one output per class.
+
+    Raises:
+        RequestError: The network ends otherwise.
+    """
     head = classifier.module.get_submodule(head_name(classifier))
-    assert isinstance(head, nn.Linear)  # head_name looks among linear layers
+    assert isinstance(head, nn.Linear)  # head_name considers linear layers only
     return head
 
 
 def blank_image(classifier: Classifier, count: int = 1) -> Tensor:
-    """Zeros of the shape, device and dtype that a classifier takes: (count, channels, height, width)."""
+    """Zeros of the shape, device and dtype that a classifier takes.
+
+    Args:
+        classifier: Any classifier with preprocessing.
+        count: Images of the batch.
+
+    Returns:
+        (count, channels, height, width).
+    """
     preprocessing, parameter = classifier.require_preprocessing(), next(classifier.module.parameters())
     size = (count, preprocessing.channels, *preprocessing.crop)
     return torch.zeros(size, device=parameter.device, dtype=parameter.dtype)
@@ -161,7 +176,14 @@ def blank_image(classifier: Classifier, count: int = 1) -> Tensor:
 
 @contextmanager
 def last_linear_call(module: nn.Module) -> Iterator[list[LinearCall]]:
-    """A list that holds the most recent call of a linear layer, for as long as the context lasts."""
+    """Record the most recent call of a linear layer, for as long as the context lasts.
+
+    Args:
+        module: The network.
+
+    Yields:
+        A list with that one call; empty before the first.
+    """
     calls: list[LinearCall] = []
     names = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
 
@@ -193,22 +215,39 @@ def head_call(calls: list[LinearCall], logits: Tensor, spec: str) -> tuple[str, 
         if layer.out_features == logits.shape[1] and features.shape == (len(logits), layer.in_features):
             return name, features
     raise RequestError(
-        "The network does not end in a linear layer with one output a class.",
+        "The network does not end in a linear layer with one output per class.",
         where=spec,
         fix="Use a classifier with a linear head.",
     )
+
+
+def head_tensors(architecture: Architecture) -> set[str]:
+    """Names of the head's tensors: those whose shape depends on the number of classes.
+
+    Args:
+        architecture: Is built twice, with 2 and with 3 classes.
+    """
+    with torch.random.fork_rng(devices=[]):
+        two, three = (architecture.build(classes).state_dict() for classes in (2, 3))
+    return {name for name, tensor in two.items() if tensor.shape != three[name].shape}
 
 
 @torch.no_grad()
 def block_names(classifier: Classifier) -> tuple[str, ...]:
     """Names of the blocks in the order of their calls: a ViT's encoder blocks, a ResNet's stem and stages.
 
-    From the top, every child that holds nearly all weights is entered. A part inside it with weights of its own whose
-    output has one row an image is a block; a part that only groups others is entered too. Neither the head nor
-    normalisation around the blocks is one.
+    From the top, every child that holds nearly all weights is entered. A submodule inside it with weight matrices whose
+    output has one row per image is a block; one that only groups others is entered too. Neither the head nor
+    normalisation around the blocks is a block.
 
     Args:
         classifier: Any classifier with preprocessing.
+
+    Returns:
+        Names as in `module.named_modules()`.
+
+    Raises:
+        RequestError: The network does not end in a linear layer.
     """
     called: dict[nn.Module, int] = {}
     blank = blank_image(classifier, 2)
@@ -247,9 +286,9 @@ def _dominant(module: nn.Module) -> nn.Module | None:
     """The child that holds nearly all weights, if several submodules with weights are inside it."""
     total = sum(parameter.numel() for parameter in module.parameters())
     for child in module.children():
-        held = sum(parameter.numel() for parameter in child.parameters())
+        count = sum(parameter.numel() for parameter in child.parameters())
         parts = [part for part in child.children() if _has_matrices(part)]
-        if held >= DOMINANT * total and (len(parts) > 1 or _dominant(child) is not None):
+        if count >= DOMINANT * total and (len(parts) > 1 or _dominant(child) is not None):
             return child
     return None
 

@@ -1,4 +1,4 @@
-"""`load_model`: a name to a classifier; `new_model`: the same with a head for other classes, to be trained."""
+"""`load_model`: a classifier by name; `new_model`: the same with a new head, to be trained."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +15,15 @@ from famr.data.transforms import Preprocessing
 from famr.errors import CheckpointError, RequestError
 from famr.models.builds import require_matching_builds
 from famr.models.classifier import Architecture, Classifier
-from famr.models.weights import load_weights, read_weights, refuse_lfs_pointer, require_finite
+from famr.models.layers import head_tensors
+from famr.models.library import ModelLibrary
+from famr.models.weights import load_weights, read_weights, refuse_lfs_pointer, require_finite_weights
 from famr.storage.digests import check_complete
 
 RESERVED_ARGUMENTS = {"cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"}
-"""With these timm would read files that a stranger's configuration names."""
+"""With these timm would read files that an untrusted configuration names."""
 LARGEST_CONFIG = 16 << 20
+"""Bytes of a config.json."""
 KINDS = "timm:NAME, hf:ID-or-folder, torchvision:NAME, or the path of a run folder"
 
 
@@ -31,15 +34,21 @@ def load_model(
     arguments: Mapping[str, Any] | None = None,
     module: nn.Module | None = None,
 ) -> Classifier:
-    """The classifier that `spec` names, in evaluation mode; every weight comes from a checkpoint, none is drawn.
+    """Load a trained classifier, in evaluation mode; no weight is random.
 
-    `weights` is a local file (`.safetensors`, or `.pth` of tensors) to be used instead of published weights;
-    `arguments` go to timm's constructor (`img_size`, …); `module` is the network of a run folder that was saved
-    from a bare `nn.Module`.
+    Args:
+        spec: `timm:NAME`, `hf:ID-or-folder`, `torchvision:NAME`, or the path of a run folder.
+        weights: Local file (`.safetensors`, or `.pth` of tensors) to load instead of the published weights.
+        arguments: Of timm's constructor, such as `img_size`.
+        module: The network, for a run folder that was saved from a bare `nn.Module`.
+
+    Raises:
+        RequestError: The name is unknown, or the arguments do not fit it.
+        CheckpointError: Weights or configuration are missing, damaged, unsafe or do not fit the architecture.
     """
     require_matching_builds()
     loaded = _load(spec, weights, arguments or {}, module)
-    require_finite(loaded.module.state_dict(), spec)
+    require_finite_weights(loaded.module.state_dict(), spec)
     if not all(isinstance(label, str) for label in loaded.labels or ()):
         raise CheckpointError("The names of the classes are not text.", where=spec, fix="Restore config.json.")
     loaded.module.eval()
@@ -47,19 +56,19 @@ def load_model(
 
 
 def _load(spec: str, weights: str | Path | None, arguments: Mapping[str, Any], module: nn.Module | None) -> Classifier:
-    kind, _, place = spec.partition(":")
-    adapter = _adapter(kind) if place else None
-    if adapter is not None:
-        _require_timm_for(arguments, kind)
-        if kind == "hf" and Path(place).is_dir():
-            read_config(Path(place))
+    kind, _, name = spec.partition(":")
+    library = _library(kind) if name else None
+    if library is not None:
+        _check_arguments(arguments, kind)
+        if kind == "hf" and Path(name).is_dir():
+            read_config(Path(name))
         if weights is None:
-            return adapter.load_pretrained(place, arguments)
-        base = adapter.blank(place, arguments)
+            return library.pretrained(name, arguments)
+        untrained = library.untrained(name, arguments)
         tensors = read_weights(Path(weights))
-        filled = base.architecture.build(_classes_in(base.architecture, tensors))
-        load_weights(filled, tensors, Path(weights).name)
-        return replace(base, module=filled, spec=spec)
+        trained = untrained.architecture.build(_class_count(untrained.architecture, tensors))
+        load_weights(trained, tensors, Path(weights).name)
+        return replace(untrained, module=trained, spec=spec)
     folder = Path(spec)
     if not folder.is_dir():
         raise CheckpointError("There is no such model.", where=spec, fix=f"Use one of: {KINDS}.")
@@ -81,20 +90,31 @@ def new_model(
     from_scratch: bool = False,
     seed: int = 0,
 ) -> Classifier:
-    """A classifier for these classes, ready to be trained: loaded as by `load_model`, with a new random head.
+    """A classifier for other classes, to be trained: loaded as by `load_model`, with a new random head.
 
-    The old head is kept only where the checkpoint names the same classes in the same order. `from_scratch`
-    draws every weight at random.
+    The old head is kept only where the checkpoint has the same class names in the same order.
+
+    Args:
+        spec: As for `load_model`.
+        labels: Class names by index.
+        weights: As for `load_model`.
+        arguments: As for `load_model`.
+        from_scratch: Draw every weight at random, not only the head.
+        seed: Of the random weights.
+
+    Raises:
+        RequestError: `from_scratch` with a run folder or with weights; else as `load_model`.
+        CheckpointError: As `load_model`.
     """
-    kind, _, place = spec.partition(":")
+    kind, _, name = spec.partition(":")
     if from_scratch:
-        adapter = _adapter(kind) if place else None
-        if adapter is None:
+        library = _library(kind) if name else None
+        if library is None:
             raise RequestError("Training from scratch needs an architecture.", where=spec, fix="Use timm:NAME.")
         if weights is not None:
             raise RequestError("Training from scratch uses no weights.", where=str(weights), fix="Leave one out.")
-        _require_timm_for(arguments or {}, kind)
-        base = adapter.blank(place, arguments or {})
+        _check_arguments(arguments or {}, kind)
+        base = library.untrained(name, arguments or {})
     else:
         base = load_model(spec, weights=weights, arguments=arguments)
         if base.labels == tuple(labels):
@@ -109,14 +129,7 @@ def new_model(
     return replace(base, module=fresh, labels=tuple(labels), spec=spec)
 
 
-def head_tensors(architecture: Architecture) -> set[str]:
-    """The head: those tensors whose shape depends on the number of classes."""
-    with torch.random.fork_rng(devices=[]):
-        two, three = (architecture.build(classes).state_dict() for classes in (2, 3))
-    return {name for name, tensor in two.items() if tensor.shape != three[name].shape}
-
-
-def _classes_in(architecture: Architecture, tensors: Mapping[str, torch.Tensor]) -> int:
+def _class_count(architecture: Architecture, tensors: Mapping[str, torch.Tensor]) -> int:
     sizes = {len(tensors[name]) for name in head_tensors(architecture) if name in tensors}
     if len(sizes) != 1:
         raise CheckpointError(
@@ -127,7 +140,7 @@ def _classes_in(architecture: Architecture, tensors: Mapping[str, torch.Tensor])
     return sizes.pop()
 
 
-def _require_timm_for(arguments: Mapping[str, Any], kind: str) -> None:
+def _check_arguments(arguments: Mapping[str, Any], kind: str) -> None:
     if arguments and kind != "timm":
         raise RequestError(
             f"Only timm's architectures take arguments, got {', '.join(arguments)}.", where=kind, fix="Leave them out."
@@ -140,28 +153,20 @@ def _require_timm_for(arguments: Mapping[str, Any], kind: str) -> None:
         )
 
 
-class _Adapter(Protocol):
-    """What each of the modules `from_timm`, `from_transformers` and `from_torchvision` offers."""
-
-    def blank(self, name: str, arguments: Mapping[str, Any], /) -> Classifier: ...
-
-    def load_pretrained(self, name: str, arguments: Mapping[str, Any], /) -> Classifier: ...
-
-
-def _adapter(kind: str) -> _Adapter | None:
-    """The module for `timm:`, `hf:` or `torchvision:`, imported only now."""
+def _library(kind: str) -> ModelLibrary | None:
+    """The library of `timm:`, `hf:` or `torchvision:`, imported here because each import takes seconds."""
     if kind == "timm":
-        from famr.models import from_timm
+        from famr.models.from_timm import TIMM
 
-        return from_timm
+        return TIMM
     if kind == "hf":
-        from famr.models import from_transformers
+        from famr.models.from_transformers import TRANSFORMERS
 
-        return from_transformers
+        return TRANSFORMERS
     if kind == "torchvision":
-        from famr.models import from_torchvision
+        from famr.models.from_torchvision import TORCHVISION
 
-        return from_torchvision
+        return TORCHVISION
     return None
 
 
@@ -179,8 +184,15 @@ def _load_folder(folder: Path, module: nn.Module | None) -> Classifier:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder; one that wants code to be run, or files to be read, is refused, and so are weights
-    that Git LFS has not fetched."""
+    """The config.json of a folder with a checkpoint.
+
+    Args:
+        folder: Of a run, or of a library.
+
+    Raises:
+        CheckpointError: It is missing, not a JSON object, or would run code or read other files; or the folder's
+            weights are a pointer of Git LFS.
+    """
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError("The folder has no config.json.", where=str(folder), fix="Name a run folder.")
@@ -193,10 +205,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     arguments = (config.get("model_args") or {}) if isinstance(config, dict) else None
     if not isinstance(config, dict) or not isinstance(arguments, dict):
         raise CheckpointError("config.json does not hold JSON objects.", where=str(file), fix="Restore it.")
-    wanted = ["auto_map"] if "auto_map" in config else sorted(RESERVED_ARGUMENTS & set(arguments))
-    if wanted:
+    unsafe = ["auto_map"] if "auto_map" in config else sorted(RESERVED_ARGUMENTS & set(arguments))
+    if unsafe:
         raise CheckpointError(
-            f"The checkpoint wants its own code run or its own files read ({', '.join(wanted)}); famr does neither.",
+            f"The checkpoint wants its own code run or its own files read ({', '.join(unsafe)}); famr does neither.",
             where=str(file),
             fix="Use a checkpoint of an architecture that the library knows.",
         )
@@ -207,14 +219,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _from_config(folder: Path, config: dict[str, Any], module: nn.Module | None) -> Classifier:
     if "model_type" in config:
-        from famr.models import from_transformers
+        from famr.models.from_transformers import pretrained_transformers
 
-        return replace(from_transformers.load_pretrained(str(folder), {}), spec=str(folder))
+        return replace(pretrained_transformers(str(folder), {}), spec=str(folder))
     tensors = read_weights(folder / "model.safetensors")
     if config.get("library") == "torchvision":
-        from famr.models import from_torchvision
+        from famr.models.from_torchvision import torchvision_from_folder
 
-        return from_torchvision.load_folder(folder, config, tensors)
+        return torchvision_from_folder(folder, config, tensors)
     if config.get("library") == "none":
         if module is None:
             raise CheckpointError(
@@ -227,9 +239,9 @@ def _from_config(folder: Path, config: dict[str, Any], module: nn.Module | None)
         stored = config.get("preprocessing")
         return Classifier(module, labels, Preprocessing.from_json(stored) if stored else None, spec=str(folder))
     if "architecture" in config:
-        from famr.models import from_timm
+        from famr.models.from_timm import timm_from_folder
 
-        return from_timm.load_folder(folder, config, tensors)
+        return timm_from_folder(folder, config, tensors)
     raise CheckpointError(
         "config.json names neither a timm, a transformers nor a torchvision model.",
         where=str(folder / "config.json"),

@@ -1,53 +1,77 @@
-"""A network as ONNX: written for any number of images, and asked through ONNX runtime."""
+"""A network as ONNX: written for any number of images, and computed by ONNX runtime; needs the extra `famr[onnx]`."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 
 import torch
 from torch import Tensor, nn
 
+from famr.extras import require_extra
 from famr.models.classifier import Classifier, logits_of
 
 ONNX = ("onnx", "onnxruntime", "onnxscript")
-"""What the export takes; famr does not ask for these packages."""
+"""Packages of the extra `famr[onnx]`."""
 INPUT, OUTPUT = "images", "logits"
 
 
 def onnx_missing() -> str | None:
-    """Why nothing can be exported; None where all that it takes is installed."""
+    """Why ONNX is not available; None where it is."""
     missing = next((name for name in ONNX if importlib.util.find_spec(name) is None), None)
     return None if missing is None else f"{missing} is not installed"
 
 
-class Logits(nn.Module):
-    """The logits alone, whatever the library wraps around them."""
+class LogitsOnly(nn.Module):
+    """A network that returns the logits alone.
+
+    Args:
+        network: Returns a tensor, or an object with `.logits`.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
+        """Logits, (batch, classes).
+
+        Args:
+            images: As the network takes them.
+        """
         return logits_of(self.network(images))
 
 
-def traceable(model: Classifier) -> tuple[Logits, tuple[Tensor], tuple[dict[int, torch.export.Dim]]]:
-    """What both tracers take: a copy of the network on the CPU, two images, and that any number may come."""
-    prepared = model.require_preprocessing()
-    two = torch.zeros(2, prepared.channels, *prepared.crop)
-    return Logits(model.copy().module.cpu()).eval(), (two,), ({0: torch.export.Dim.DYNAMIC},)
+def traceable(model: Classifier) -> tuple[LogitsOnly, tuple[Tensor], tuple[dict[int, torch.export.Dim]]]:
+    """The arguments of torch's tracers for a network.
+
+    Args:
+        model: A classifier with preprocessing; it is not changed.
+
+    Returns:
+        A copy on the CPU in evaluation mode, two example images, and the dynamic batch dimension.
+    """
+    preprocessing = model.require_preprocessing()
+    two_images = torch.zeros(2, preprocessing.channels, *preprocessing.crop)
+    return LogitsOnly(model.copy().module.cpu()).eval(), (two_images,), ({0: torch.export.Dim.DYNAMIC},)
 
 
-def as_onnx(model: Classifier) -> bytes:
-    """The program, without the lines of code it came from, which tell where they lie on this machine."""
-    network, two, any_number = traceable(model)
+def to_onnx(model: Classifier) -> bytes:
+    """A network as an ONNX file, without source lines, which would show paths of this machine.
+
+    Args:
+        model: A classifier with preprocessing.
+
+    Raises:
+        RequestError: A package of `famr[onnx]` is not installed.
+    """
+    for package in ("onnx", "onnxscript"):
+        require_extra(package, "onnx")
+    network, example, dynamic_shapes = traceable(model)
     program = torch.onnx.export(
         network,
-        two,
+        example,
         dynamo=True,
-        dynamic_shapes=any_number,
+        dynamic_shapes=dynamic_shapes,
         verbose=False,
         input_names=[INPUT],
         output_names=[OUTPUT],
@@ -55,20 +79,31 @@ def as_onnx(model: Classifier) -> bytes:
     assert program is not None  # as no file was named
     proto = program.model_proto
     for part in (proto.graph, *proto.functions):
-        for step in part.node:
-            del step.metadata_props[:]
-    written: bytes = proto.SerializeToString()
-    return written
+        for node in part.node:
+            del node.metadata_props[:]
+    content: bytes = proto.SerializeToString()
+    return content
 
 
-class Exported(nn.Module):
-    """A network as ONNX runtime computes it."""
+class OnnxNetwork(nn.Module):
+    """A network computed by ONNX runtime on the CPU.
 
-    def __init__(self, program: bytes) -> None:
+    Args:
+        content: An ONNX file, from `to_onnx`.
+
+    Raises:
+        RequestError: onnxruntime is not installed.
+    """
+
+    def __init__(self, content: bytes) -> None:
         super().__init__()
-        runtime = importlib.import_module("onnxruntime")
-        self._session = runtime.InferenceSession(program, providers=["CPUExecutionProvider"])
+        runtime = require_extra("onnxruntime", "onnx")
+        self._session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
+        """Logits, (batch, classes), on the CPU.
+
+        Args:
+            images: As the network takes them.
+        """
         return torch.from_numpy(self._session.run([OUTPUT], {INPUT: images.cpu().numpy()})[0])

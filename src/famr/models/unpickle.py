@@ -1,8 +1,8 @@
-"""A program of its own: read a `.pth` with little memory and no trust, and hand its tensors back as safetensors.
+"""A separate program that reads an untrusted `.pth` in limited memory and writes its tensors as safetensors.
 
     python -P unpickle.py FILE
 
-On standard output: the tensors, and exit code 0; or one line that says why not, and exit code 1. It imports neither
+On standard output: the tensors, with exit code 0; or one line that says why not, with exit code 1. It imports neither
 famr nor anything that the file names: `weights_only=True` builds tensors and plain values, no other objects.
 """
 
@@ -14,23 +14,23 @@ import sys
 from pathlib import Path
 
 NESTED_KEYS = ("state_dict", "model", "model_state_dict")
-ROOM = 512 << 20
-"""Bytes beside four times the file: the file, its tensors, a copy of them, and what is handed back."""
+SPARE_MEMORY = 512 << 20
+"""Bytes in addition to four times the file: the file, its tensors, a copy of them, and the output."""
 SHOWN = 5
 
 
 class RefusedError(Exception):
-    """The file is not one of tensors; the message says why."""
+    """The file holds something other than tensors; the message says what."""
 
 
-def main() -> None:
-    """Answer on what was standard output, which nothing else can write to any more."""
+def convert() -> None:
+    """Convert the file named on the command line; nothing else can write to standard output."""
     path = sys.argv[1]
-    answer = os.fdopen(os.dup(1), "wb")
+    output = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     import torch
 
-    limit_memory(4 * Path(path).stat().st_size + ROOM)
+    limit_memory(4 * Path(path).stat().st_size + SPARE_MEMORY)
     try:
         content = tensors_in(path)
     except RefusedError as error:
@@ -38,19 +38,23 @@ def main() -> None:
     except MemoryError:
         content, code = b"it needs more memory than its size explains", 1
     except Exception as error:  # zip, pickle and torch each raise their own types
-        words = str(error).splitlines()[0] if str(error) else type(error).__name__
-        wanted = unsafe_names(torch, path)
-        content = (f"it wants to run code: {wanted}" if wanted else f"it cannot be read ({words})").encode()
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        unsafe = unsafe_names(torch, path)
+        content = (f"it wants to run code: {unsafe}" if unsafe else f"it cannot be read ({reason})").encode()
         code = 1
     else:
         code = 0
-    answer.write(content)
-    answer.close()
+    output.write(content)
+    output.close()
     os._exit(code)
 
 
 def limit_memory(more: int) -> None:
-    """Let the process grow by so many bytes and no further, where the system can say how large it is."""
+    """Limit how much the process may grow, on systems that report its size.
+
+    Args:
+        more: Bytes in addition to what it uses now.
+    """
     statm = Path("/proc/self/statm")
     if statm.is_file():
         now = int(statm.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
@@ -58,7 +62,14 @@ def limit_memory(more: int) -> None:
 
 
 def tensors_in(path: str) -> bytes:
-    """The tensors of a file as safetensors; each checked against the bytes that it really has."""
+    """The tensors of a file as safetensors.
+
+    Args:
+        path: Of the `.pth`.
+
+    Raises:
+        RefusedError: It does not hold dense tensors only, or a tensor claims more elements than it has bytes for.
+    """
     import torch
     from safetensors.torch import save
 
@@ -78,7 +89,12 @@ def tensors_in(path: str) -> bytes:
 
 
 def unsafe_names(torch: object, path: str) -> str:
-    """What a pickle would call that is no tensor, where torch can tell."""
+    """What a pickle would call besides tensors; empty where torch cannot tell.
+
+    Args:
+        torch: The module.
+        path: Of the `.pth`.
+    """
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)  # type: ignore[attr-defined]
     except Exception:  # not an archive at all
@@ -87,4 +103,4 @@ def unsafe_names(torch: object, path: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    convert()

@@ -1,4 +1,4 @@
-"""Weights in and out of files: read safely, checked whole, written with ordinary permissions."""
+"""Weights in files: read safely, checked completely, written with ordinary permissions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,22 @@ from famr.models.headers import check_archive, check_safetensors, is_lfs_pointer
 
 PICKLE_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth"}
 PICKLE = b"\x80"
-"""How a pickle begins."""
+"""First byte of a pickle."""
 SHOWN = 10
+"""Names that an error lists."""
 UNPICKLE = Path(__file__).with_name("unpickle.py")
 FETCH_AGAIN = "Fetch the file again. Accepted: .safetensors, and .pth that loads with weights_only=True."
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from `.safetensors`, or from a `.pth` that holds nothing but tensors."""
+    """Tensors by name.
+
+    Args:
+        path: A `.safetensors`, or a `.pth` that holds nothing but tensors.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, of another kind, or contains NaN or infinity.
+    """
     if not path.is_file():
         raise CheckpointError("There is no such weights file.", where=str(path), fix="Check the path.")
     refuse_lfs_pointer(path)
@@ -44,18 +52,33 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             where=str(path),
             fix=FETCH_AGAIN,
         ) from error
-    require_finite(tensors, str(path))
+    require_finite_weights(tensors, str(path))
     return tensors
 
 
 def refuse_lfs_pointer(path: Path) -> None:
-    """Say what a file is that Git LFS has not fetched yet; to every other reader it is merely damaged."""
+    """Name a pointer of Git LFS as what it is; a library would only call it damaged.
+
+    Args:
+        path: Of the file.
+
+    Raises:
+        CheckpointError: It is a pointer.
+    """
     if is_lfs_pointer(path):
         raise CheckpointError("This is a Git LFS pointer, not the weights.", where=str(path), fix="Run `git lfs pull`.")
 
 
-def require_finite(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse weights that are no numbers, by name: they would be blamed on the run that uses them."""
+def require_finite_weights(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights that are NaN or infinite; a run would fail on them later and be blamed.
+
+    Args:
+        tensors: Weights by name.
+        where: Their file or model, for the error.
+
+    Raises:
+        CheckpointError: Names the first such tensor.
+    """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(
@@ -71,29 +94,38 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """A pickle is unpacked by another process, with little memory, and comes back as safetensors."""
+    """Have another process unpack a pickle in limited memory and return safetensors."""
     from safetensors.torch import load
 
     with path.open("rb") as file:
         start = file.read(2)
     if start == b"PK" or zipfile.is_zipfile(path):
         check_archive(path)
-    elif start[:1] != PICKLE:  # as torch wrote them before 2020
+    elif start[:1] != PICKLE:  # torch's format before 2020
         raise ValueError("it is neither an archive nor a pickle")
     program = [sys.executable, "-P", str(UNPICKLE), str(path.resolve())]
     done = subprocess.run(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     if done.returncode == 1:
         raise ValueError(done.stdout.decode("utf-8", "replace") or "it cannot be read")
     if done.returncode != 0:
-        raise ValueError(f"reading it ended with code {done.returncode}, as where memory runs out")
-    found = dict(load(done.stdout))
-    return {name.removeprefix("module.").removeprefix("_orig_mod."): tensor for name, tensor in found.items()}
+        raise ValueError(f"reading it ended with code {done.returncode}, as when memory runs out")
+    tensors = load(done.stdout)
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}
 
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy tensors into a network; every name and every shape must fit, nothing stays random."""
+    """Copy tensors into a network; no weight of it stays random.
+
+    Args:
+        module: The network; changed in place.
+        tensors: Weights by name.
+        where: Their file or model, for the errors.
+
+    Raises:
+        CheckpointError: A tensor is missing, unexpected or of another shape.
+    """
     expected = module.state_dict()
-    # BatchNorm's step counter is absent from older checkpoints and plays no part in any output
+    # BatchNorm's step counter is missing in older checkpoints and does not affect any output
     shared = {tensor.data_ptr() for name, tensor in expected.items() if name in tensors}  # tied weights have two names
     missing = [
         name
@@ -105,7 +137,7 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -
         raise CheckpointError(
             f"The weights do not fit the architecture: {len(missing)} tensors are missing, "
             f"{len(unexpected)} are unexpected.",
-            where=f"{where}: missing {_some(missing)}; unexpected {_some(unexpected)}",
+            where=f"{where}: missing {_first_names(missing)}; unexpected {_first_names(unexpected)}",
             fix="Name the architecture these weights were trained with.",
         )
     for name, tensor in tensors.items():
@@ -118,29 +150,45 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -
     module.load_state_dict(dict(tensors), strict=False)
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     if not names:
         return "none"
     return ", ".join(names[:SHOWN]) + (f" … ({len(names)} in all)" if len(names) > SHOWN else "")
 
 
 def save_weights(module: nn.Module, path: Path) -> None:
-    """Write all parameters and buffers as safetensors."""
+    """Write all parameters and buffers as safetensors.
+
+    Args:
+        module: The network, or its wrapper by torch.compile.
+        path: Of the file.
+    """
     from safetensors.torch import save_model
 
-    save_model(getattr(module, "_orig_mod", module), str(path), metadata={"format": "pt"})  # not torch.compile's shell
-    share_as_umask_says(path)
+    save_model(getattr(module, "_orig_mod", module), str(path), metadata={"format": "pt"})  # without torch.compile
+    apply_umask(path)
 
 
-def share_as_umask_says(path: Path) -> None:
-    """safetensors makes its files private (0600); give them the permissions every other file gets."""
+def apply_umask(path: Path) -> None:
+    """Give a file of safetensors, which writes it with mode 0600, the permissions of any other new file.
+
+    Args:
+        path: Of the file.
+    """
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)
 
 
 def state_digest(module: nn.Module) -> str:
-    """SHA-256 over the name, type, shape and bytes of every parameter and buffer, sorted by name."""
+    """SHA-256 over the name, type, shape and bytes of every parameter and buffer, sorted by name.
+
+    Args:
+        module: The network.
+
+    Returns:
+        The digest in hexadecimal.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())

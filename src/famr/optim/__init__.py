@@ -1,7 +1,7 @@
-"""How θ moves: the update of Alg. 1, and others that take the same gradients.
+"""Update rules: that of Alg. 1, and others that take the same gradients.
 
-To add an update rule: a file with a class that has the methods of `base.UpdateRule`, and a line here; the first line of
-its docstring is the help text of `--optimiser`.
+To add an update rule: a file with a subclass of `UpdateRule`, and a line in `OPTIMISERS`; the first line of its
+docstring is the help text of `--optimiser`.
 """
 
 from __future__ import annotations

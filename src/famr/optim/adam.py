@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from famr.anchors import AnchorTerm
-from famr.optim.base import with_anchors
+from famr.optim.base import UpdateRule
 from famr.optim.schedules import cosine, set_learning_rate
 from famr.optim.state import load_optimiser_tensors, optimiser_tensors
 
@@ -19,7 +19,7 @@ WARM_UP = 0.1
 """The share of the steps in which η rises: at first Adam knows little about the gradient."""
 
 
-class Adam:
+class Adam(UpdateRule):
     """Adam on g_forget + g_anchor; η rises for a tenth of the steps and falls along a cosine.
 
     There is no weight decay, which would pull to 0 what the anchor pulls to θ₀.
@@ -29,38 +29,39 @@ class Adam:
         anchors: A and λ of each.
     """
 
-    uses_metric: ClassVar[bool] = False
-    default_rate: ClassVar[float] = 1e-4
     function_strength: ClassVar[float] = 2.0
 
     def __init__(self, parameters: Sequence[nn.Parameter], anchors: Sequence[AnchorTerm]) -> None:
-        self._parameters, self._anchors = parameters, anchors
-        device = parameters[0].device
-        self._rate = torch.zeros((), device=device)
-        if device.type == "cuda":  # η is read from the device, so that a recorded step sees it change
+        super().__init__(parameters, anchors)
+        if self._rate.device.type == "cuda":  # η is read from the device, so that a recorded step sees it change
             self._adam = torch.optim.Adam(parameters, lr=self._rate, betas=BETAS, capturable=True)
         else:
             self._adam = torch.optim.Adam(parameters, lr=1.0, betas=BETAS)
 
-    def rate_at(self, rate: float, step: int, steps: int) -> float:  # noqa: D102
+    def rate_at(self, rate: float, step: int, steps: int) -> float:
+        """See `UpdateRule.rate_at`."""
         return rate * min(1.0, (step + 1) / (WARM_UP * steps)) * cosine(step, steps)
 
-    def set_rate(self, rate: float) -> None:  # noqa: D102
-        self._rate.fill_(rate)
+    def set_rate(self, rate: float) -> None:
+        """See `UpdateRule.set_rate`."""
+        super().set_rate(rate)
         set_learning_rate(self._adam, rate)
 
-    def step(self, loss: Tensor, gradient: Sequence[Tensor]) -> None:  # noqa: ARG002, D102
-        self._move(with_anchors(gradient, self._parameters, self._anchors))
+    def step(self, loss: Tensor, gradient: Sequence[Tensor]) -> None:  # noqa: ARG002
+        """See `UpdateRule.step`."""
+        self._move(self.with_anchors(gradient))
 
     def _move(self, gradient: Sequence[Tensor]) -> None:
         for parameter, g in zip(self._parameters, gradient, strict=True):
             parameter.grad = g
         self._adam.step()
 
-    def state(self) -> dict[str, Tensor]:  # noqa: D102
+    def state(self) -> dict[str, Tensor]:
+        """See `UpdateRule.state`."""
         return optimiser_tensors(self._adam)
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: D102
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """See `UpdateRule.load_state`."""
         load_optimiser_tensors(self._adam, state)
 
 
@@ -74,7 +75,8 @@ class AdamW(Adam):
         anchors: A and λ of each.
     """
 
-    def step(self, loss: Tensor, gradient: Sequence[Tensor]) -> None:  # noqa: ARG002, D102
+    def step(self, loss: Tensor, gradient: Sequence[Tensor]) -> None:  # noqa: ARG002
+        """See `UpdateRule.step`."""
         for anchor, strength in self._anchors:
             pulls = anchor.gradient(self._parameters)
             with torch.no_grad():

@@ -9,7 +9,7 @@ it were linear [Polyak]; so η = 1/2 means half of it, whatever the network's sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from famr.anchors import AnchorTerm, WeightAnchor
 from famr.errors import RequestError
-from famr.optim.base import with_anchors
+from famr.optim.base import UpdateRule
 from famr.optim.schedules import cosine
 
 FLATTEST = 1e-12
 """The least gᵀPg that is divided by."""
 
 
-class Natural:
-    """A step in the metric of the weight anchor, as long as the loss says; η falls along a cosine.
+class Natural(UpdateRule):
+    """A step in the metric of the weight anchor, whose length follows from the loss; η falls along a cosine.
 
     Args:
         parameters: θ.
@@ -40,31 +40,24 @@ class Natural:
     function_strength: ClassVar[float] = 5.0
 
     def __init__(self, parameters: Sequence[nn.Parameter], anchors: Sequence[AnchorTerm]) -> None:
-        (metric, self._strength), *self._anchors = anchors
+        (metric, strength), *further = anchors
         if not isinstance(metric, WeightAnchor):
             raise RequestError("The natural step needs an anchor of the weights first.", where="optimiser")
-        self._metric, self._parameters = metric, parameters
-        self._rate = torch.zeros((), device=parameters[0].device)
+        super().__init__(parameters, further)
+        self._metric, self._strength = metric, strength
 
-    def rate_at(self, rate: float, step: int, steps: int) -> float:  # noqa: D102
+    def rate_at(self, rate: float, step: int, steps: int) -> float:
+        """See `UpdateRule.rate_at`."""
         return rate * cosine(step, steps)
 
-    def set_rate(self, rate: float) -> None:  # noqa: D102
-        self._rate.fill_(rate)
-
-    def step(self, loss: Tensor, gradient: Sequence[Tensor]) -> None:  # noqa: D102
-        total = with_anchors(gradient, self._parameters, self._anchors)  # g
+    def step(self, loss: Tensor, gradient: Sequence[Tensor]) -> None:
+        """See `UpdateRule.step`."""
+        total = self.with_anchors(gradient)  # g
         with torch.no_grad():
             direction = self._metric.precondition(total, self._strength)  # P g
             length = self._rate * step_length(loss, total, direction)
             for parameter, d in zip(self._parameters, direction, strict=True):
                 parameter.sub_(length * d)
-
-    def state(self) -> dict[str, Tensor]:  # noqa: D102
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """There is none."""
 
 
 @torch.no_grad()

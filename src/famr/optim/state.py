@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimiser remembers, as `optimiser.INDEX.NAME`.
+    """The state of an optimiser, as `optimiser.INDEX.NAME`.
 
     Args:
         optimiser: Any torch optimiser.

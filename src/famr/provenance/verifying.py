@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from famr.data.request import Request, so_many_samples
+from famr.data.request import Request, describe_samples
 from famr.errors import GateError, RequestError
 from famr.provenance.canonical import canonical_json, parse_json
 from famr.provenance.commitments import commit_image_file, commitment_key_id, read_commitment_key
@@ -129,7 +129,7 @@ def describe_request(predicate: Mapping[str, Any]) -> str:
     """
     request = predicate["request"]
     if request["kind"] == "samples":
-        return so_many_samples(request["samples"])
+        return describe_samples(request["samples"])
     return Request.from_json(request).describe()
 
 

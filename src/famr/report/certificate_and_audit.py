@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from famr.audit.gates import gate_title
 from famr.certificates.page import format_number
 from famr.report.content import Block, Bullets, Section, Table, Text
-from famr.report.gates import gate_title
 from famr.report.records import RunRecords
 
 MAX_STATED = 40

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from famr.audit.collateral import ClassChange
+from famr.audit.class_changes import ClassChange
 from famr.metrics.tables import in_percent
 from famr.report.content import Drawing, Table
 from famr.report.escaping import visible

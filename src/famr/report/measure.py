@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 
-from famr.audit.collateral import ClassChange, collateral, nearness
+from famr.audit.class_changes import ClassChange, class_changes, nearness
 from famr.data.splits import Splits
 from famr.engine.devices import pick_device
 from famr.engine.inference import predict_splits
@@ -71,7 +71,7 @@ def measure(
     changes = None
     if before is not None and before.test is not None and after.test is not None and after.test.labelled:
         forgotten = torch.tensor(splits.forgotten_classes(), dtype=torch.long)
-        changes = collateral(before.test, after.test, nearness(before.forget.logits, forgotten))
+        changes = class_changes(before.test, after.test, nearness(before.forget.logits, forgotten))
     classes = after.forget.logits.shape[-1]
     return Measurements(
         compare_predictions(before, after, predictions["retrained"], splits),

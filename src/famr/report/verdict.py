@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from famr.audit.gates import gate_title
 from famr.audit.verdict import Verdict
 from famr.metrics.tables import in_percent
-from famr.report.gates import gate_title
 from famr.report.records import RunRecords
 
 MAX_NAMED = 4

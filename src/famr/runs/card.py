@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from famr.models import Classifier
+if TYPE_CHECKING:
+    from famr.models import Classifier
 
 
 def plain(text: str) -> str:

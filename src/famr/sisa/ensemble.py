@@ -1,8 +1,8 @@
-"""SISA: exact removal by training that can be taken back [Bourtoule et al. 2021].
+"""SISA: exact removal by retraining the shards that were trained on the images [Bourtoule et al. 2021].
 
-Sharded, isolated, sliced, aggregated: one model a shard, each image in one shard only, the weights kept from before
-every slice. To forget an image, its shard returns to the weights that were trained without it, and is trained from
-there without it. The result is, bit for bit, what training without the image would have made.
+Sharded, isolated, sliced, aggregated: one model a shard, each image in one shard only, the weights before every slice
+stored. To forget an image, its shard returns to the weights before the image's slice and is trained from there without
+it. The result equals training without the image, bit for bit.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Sisa:
         """Remove images by retraining the shards that were trained on them; this ensemble stays as it is.
 
         Args:
-            images: Must contain the remaining images of the shards concerned; others in it are not used.
+            images: Must contain the remaining images of the affected shards; others in it are not used.
             ids: Ids of the images to forget.
             device: Device to train on; None picks one.
             on_stage: Called after each stage.
@@ -99,7 +99,7 @@ class Sisa:
             A new ensemble, and a record of what was retrained.
 
         Raises:
-            RequestError: `ids` names no image, one twice, one that was never trained on, or all there are.
+            RequestError: `ids` names no image, one twice, one that was never trained on, or all of them.
             DataError: A remaining image is missing, or several images have the same id.
         """
         ids = _check_ids(ids, self.ids)
@@ -258,7 +258,7 @@ def _by_shard(images: Images, ids: Sequence[str], plan: ShardPlan) -> list[Image
 
 
 def _check_ids(ids: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The ids to remove: at least one, each once, each known, and not all there are."""
+    """The ids to remove: at least one, each once, each known, and not all of them."""
     if isinstance(ids, str):
         raise RequestError(f"`ids` must be a list of ids, got the text {ids!r}.", fix=f"[{ids!r}]")
     if not ids:

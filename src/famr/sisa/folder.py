@@ -21,7 +21,7 @@ from torch import nn
 from famr.data.augmentation import Augmentation
 from famr.errors import CheckpointError
 from famr.models import load_model
-from famr.models.weights import read_weights, share_as_umask_says
+from famr.models.weights import apply_umask, read_weights
 from famr.runs.folder import atomic_folder, write_json
 from famr.sisa.ensemble import Shard, Sisa
 from famr.sisa.plan import ShardPlan
@@ -65,7 +65,7 @@ def save_sisa(sisa: Sisa, target: Path, *, overwrite: bool = False) -> Path:
             for slice_, state in enumerate(shard.before):
                 file = shard_folder / f"before-slice-{slice_}.safetensors"
                 save_file(dict(state), str(file), metadata={"format": "pt"})
-                share_as_umask_says(file)
+                apply_umask(file)
         write_json(folder / "sisa.json", facts)
     return target
 
@@ -101,7 +101,11 @@ def load_sisa(folder: str | Path, *, module: nn.Module | None = None) -> Sisa:
 
 def _read_facts(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise CheckpointError("This is no folder of SISA models.", where=str(file.parent), fix="Name one.")
+        raise CheckpointError(
+            "This is no folder of SISA models: it has no sisa.json.",
+            where=str(file.parent),
+            fix="Name a folder that Sisa.save wrote.",
+        )
     try:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

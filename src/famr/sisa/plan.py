@@ -1,4 +1,4 @@
-"""Shard, slice, epochs and seed of every image: the part of SISA that is only numbers.
+"""Shard, slice, epochs and seed of every image: SISA without the training.
 
 Every image has one shard and one slice. A shard is trained slice after slice: stage k starts from the weights after
 stage k−1 and trains on the images of slices 0..k [Bourtoule et al. 2021].
@@ -47,7 +47,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Assigns an image to a shard and a slice by a keyed hash of its id, whatever other images there are.
+    """Assigns an image to a shard and a slice by a keyed hash of its id, independently of all other images.
 
     Removing an image therefore moves no other one, and training without it would make the same plan. Shards and slices
     are for the same reason only about equally large.
@@ -115,7 +115,7 @@ class ShardPlan:
         """The stages that train some shards.
 
         Args:
-            ids: Ids of the images there are.
+            ids: Ids of the training images.
             first: For each shard to train, the slice of its first stage; 0 trains all of it.
             epochs: Epochs of a usual training, see `slice_epochs`.
             batch_size: Images in a training step.
@@ -134,7 +134,7 @@ class ShardPlan:
         """The stages that train every shard from its starting weights.
 
         Args:
-            ids: Ids of the images there are.
+            ids: Ids of the training images.
             epochs: Epochs of a usual training, see `slice_epochs`.
             batch_size: Images in a training step.
         """

@@ -1,16 +1,21 @@
-"""What a target is made from, and what it is."""
+"""The interface of targets, and the inputs that a target is built from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import ClassVar, Self
 
 from torch import Tensor
 
+from famr.data import Images
+from famr.data.loaders import Batches
+from famr.engine.base import Session
 from famr.errors import RequestError
 from famr.metrics.forgetting import correct, entropy
 from famr.metrics.predictions import Predictions
+from famr.models.activations import LayerOutput
 from famr.targets.margins import margins
 
 
@@ -30,52 +35,61 @@ class HeldOutStatistics:
 
     @classmethod
     def of(cls, predictions: Predictions) -> HeldOutStatistics:
-        """Take the statistics.
+        """Compute the statistics.
 
         Args:
-            predictions: Of the original on held-out images.
+            predictions: The original's predictions on held-out images.
         """
-        each = entropy(predictions.logits)
+        entropies = entropy(predictions.logits)
         if not predictions.labelled:
-            return cls(float(each.mean()), None, None)
-        wrong = each[correct(predictions.logits, predictions.targets) == 0]
+            return cls(float(entropies.mean()), None, None)
+        wrong = entropies[correct(predictions.logits, predictions.targets) == 0]
         return cls(
-            float(each.mean()),
+            float(entropies.mean()),
             float(wrong.mean()) if len(wrong) else None,
             margins(predictions.logits, predictions.targets),
         )
 
 
-class ProbeFeatures(NamedTuple):
-    """Mid-network features, averaged over positions."""
-
-    retained: Tensor  # (images, channels)
-    retained_labels: Tensor  # (images,)
-    forget: Tensor  # (images, channels)
-
-
 @dataclass(frozen=True, eq=False)
 class TargetInputs:
-    """Everything a target may read.
+    """Everything that a target may read. Predictions are computed when a target first reads them.
 
     Attributes:
-        forget: The original's predictions on the forget set.
-        held_out: Its confidence on held-out images; None where neither images nor a sketch are available.
+        session: The network, at θ₀.
+        forget_batches: Passes over the forget set.
+        held_out_batches: Passes over held-out images; None without them.
+        sketched: The statistics of held-out images that a sketch has; None without a sketch.
+        retained: Retained images; None without them.
+        style: Output of the style layer; None where no style is forgotten.
         forgotten: Indices of the classes that are forgotten whole.
         forgets_classes: Whether the request names whole classes and nothing else.
-        temperature: τ as given by the user; None: to be calibrated on the held-out images.
+        temperature: τ as given by the user; None: to be calibrated.
         overshoot: κ: how much further than the target to aim.
-        features: Reads the style layer's features of retained and forget images; None where there is no style layer or
-            there are no labelled retained images.
     """
 
-    forget: Predictions
-    held_out: HeldOutStatistics | None
+    session: Session
+    forget_batches: Batches
+    held_out_batches: Batches | None
+    sketched: HeldOutStatistics | None
+    retained: Images | None
+    style: LayerOutput | None
     forgotten: tuple[int, ...]
     forgets_classes: bool
     temperature: float | None
     overshoot: float
-    features: Callable[[], ProbeFeatures] | None = None
+
+    @cached_property
+    def forget(self) -> Predictions:
+        """The original's predictions on the forget set."""
+        return self.session.predict(self.forget_batches)
+
+    @cached_property
+    def held_out(self) -> HeldOutStatistics | None:
+        """The original's confidence on held-out images; None where neither images nor a sketch are available."""
+        if self.held_out_batches is None:
+            return self.sketched
+        return HeldOutStatistics.of(self.session.predict(self.held_out_batches))
 
     @property
     def classes(self) -> int:
@@ -98,10 +112,54 @@ class TargetInputs:
                 fix="Use the masked target for classes and concepts.",
             )
 
+    def require_held_out(self) -> HeldOutStatistics:
+        """The original's confidence on held-out images, for a target that calibrates τ on it.
 
-class Target(NamedTuple):
-    """q: what the model is to predict on the forget set."""
+        Raises:
+            RequestError: There are neither held-out images nor a sketch.
+        """
+        if self.held_out is None:
+            raise RequestError(
+                "Without held-out images or a sketch the temperature of the target cannot be chosen.",
+                where="temperature",
+                fix="Give one, e.g. 0.6.",
+            )
+        return self.held_out
 
-    probabilities: Tensor  # (classes,), or (images, classes) for one distribution an image
+
+@dataclass(frozen=True, eq=False)
+class Target(ABC):
+    """q: the distribution that the model is to predict on the forget set.
+
+    A subclass defines `build`, and sets the class attributes below for the settings that it takes.
+
+    Attributes:
+        probabilities: q, (classes,) where all images share it, else (images, classes).
+        temperature: τ with which it was built; None for a target without one.
+        has_temperature: Whether the target takes a temperature; where the user gives none, `build` chooses it.
+        default_demotion: γ where the user gives none, for a target of classes that are forgotten whole; None for a
+            target that takes no demotion.
+    """
+
+    probabilities: Tensor
     temperature: float | None = None
-    """τ with which it was made; None for a target without one."""
+
+    has_temperature: ClassVar[bool] = False
+    default_demotion: ClassVar[float | None] = None
+
+    @classmethod
+    @abstractmethod
+    def build(cls, inputs: TargetInputs) -> Self:
+        """Build the target at θ₀.
+
+        Args:
+            inputs: The network, its predictions and the request.
+
+        Raises:
+            RequestError: The target does not serve this request, or something that it needs is not available.
+        """
+
+    @property
+    def chance(self) -> float:
+        """The accuracy on forgotten classes of a model that predicts q."""
+        return 0.0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
+from famr.data.loaders import Batches, order
+from famr.engine.base import Session
 from famr.engine.devices import single_thread
 from famr.errors import RequestError
+from famr.models.activations import LayerOutput
 from famr.targets.base import Target, TargetInputs
 
 INVERSE_PENALTY = 0.1
@@ -16,26 +21,48 @@ PROBE_IMAGES = 5000
 """The most retained images that it is trained on."""
 
 
-def probe(inputs: TargetInputs) -> Target:
+class ProbeTarget(Target):
     """The prediction of a linear classifier on mid-network features that never saw the style: for styles.
 
     Features in the middle of a network are general enough that an unseen style is about as hard for the classifier as
     for a network trained without that style; and it trains in a second.
+    """
+
+    @classmethod
+    def build(cls, inputs: TargetInputs) -> Self:
+        """See `Target.build`."""
+        session, style, retained = inputs.session, inputs.style, inputs.retained
+        if style is None or retained is None:
+            raise RequestError(
+                "The probe target needs a style layer and labelled retained images.",
+                where="target",
+                fix="Use masked, reference or uniform; for a style give the whole data.",
+            )
+        sample = retained.take(order(len(retained), 0)[:PROBE_IMAGES])
+        features, labels = mean_features(session, style, session.evaluation_batches(sample))
+        forget_features, _ = mean_features(session, style, inputs.forget_batches)
+        return cls(probe_target(features, labels, forget_features, inputs.classes))
+
+
+@torch.no_grad()
+def mean_features(session: Session, layer: LayerOutput, batches: Batches) -> tuple[Tensor, Tensor]:
+    """Each image's activations of a layer, averaged over positions.
 
     Args:
-        inputs: Reads `features`.
+        session: The network.
+        layer: Reads the layer's output.
+        batches: Passes over the images.
 
-    Raises:
-        RequestError: There is no style layer, or there are no labelled retained images of two classes.
+    Returns:
+        Features (images, channels) and labels (images,), on the CPU.
     """
-    if inputs.features is None:
-        raise RequestError(
-            "The probe target needs a style layer and labelled retained images.",
-            where="target",
-            fix="Use masked, reference or uniform; for a style give the whole data.",
-        )
-    retained, labels, forget = inputs.features()
-    return Target(probe_target(retained, labels, forget, inputs.classes))
+    features, labels = [], []
+    for batch in batches(None):
+        session.model.module(batch.images)
+        means = layer.features(len(batch.images)).mean(dim=-1).float()
+        features.append(session.gather(means, len(batch.labels)).cpu())
+        labels.append(batch.labels.cpu())
+    return torch.cat(features), torch.cat(labels)
 
 
 def probe_target(retained: Tensor, labels: Tensor, forget: Tensor, classes: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -11,26 +13,24 @@ from famr.targets.base import Target, TargetInputs
 from famr.targets.margins import margins
 
 
-def reference(inputs: TargetInputs) -> Target:
+class ReferenceTarget(Target):
     """The original's prediction with the confidence it has on held-out images: for samples.
 
     A model that never saw a sample still classifies most of them correctly, as confidently as any held-out image.
-
-    Args:
-        inputs: Reads `forget` with labels, `held_out` with margins, and `overshoot`.
-
-    Raises:
-        RequestError: The request forgets whole classes, or labels are missing.
     """
-    inputs.require_samples("reference")
-    if inputs.held_out is None or inputs.held_out.margins is None or not inputs.forget.labelled:
-        raise RequestError(
-            "The reference target needs labelled held-out images, or a sketch, and labelled forget images.",
-            where="target",
-            fix="Give the whole data, or use the tempered target.",
-        )
-    forget, held_out = inputs.forget, inputs.held_out.margins
-    return Target(reference_target(forget.logits, forget.targets, held_out, inputs.overshoot))
+
+    @classmethod
+    def build(cls, inputs: TargetInputs) -> Self:
+        """See `Target.build`."""
+        inputs.require_samples("reference")
+        forget, held_out = inputs.forget, inputs.held_out
+        if held_out is None or held_out.margins is None or not forget.labelled:
+            raise RequestError(
+                "The reference target needs labelled held-out images, or a sketch, and labelled forget images.",
+                where="target",
+                fix="Give the whole data, or use the tempered target.",
+            )
+        return cls(reference_target(forget.logits, forget.targets, held_out.margins, inputs.overshoot))
 
 
 def reference_target(logits: Tensor, labels: Tensor, held_out: Tensor, overshoot: float = 0.0) -> Tensor:
@@ -53,7 +53,7 @@ def reference_target(logits: Tensor, labels: Tensor, held_out: Tensor, overshoot
     """
     own = margins(logits, labels)
     ranks = (own.argsort().argsort().to(own) + 0.5) / len(own)
-    wanted = torch.minimum(torch.quantile(held_out.to(own), ranks), own)
+    lowered = torch.minimum(torch.quantile(held_out.to(own), ranks), own)
     changed = at_least_float32(logits).clone()
-    changed[torch.arange(len(labels)), labels] += (1 + overshoot) * (wanted - own)
+    changed[torch.arange(len(labels)), labels] += (1 + overshoot) * (lowered - own)
     return torch.softmax(changed, dim=-1)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from famr.losses.objective import uniform_target
 from famr.targets.base import Target, TargetInputs
 
 
-def uniform(inputs: TargetInputs) -> Target:
-    """1/C for every class: the paper's [FAMR, Eq. (2)].
+class UniformTarget(Target):
+    """1/C for every class: the paper's [FAMR, Eq. (2)]."""
 
-    Args:
-        inputs: Only the number of classes is read.
-    """
-    return Target(uniform_target(inputs.classes))
+    @classmethod
+    def build(cls, inputs: TargetInputs) -> Self:
+        """See `Target.build`."""
+        return cls(uniform_target(inputs.classes))
+
+    @property
+    def chance(self) -> float:
+        """1/C."""
+        return 1 / self.probabilities.shape[-1]

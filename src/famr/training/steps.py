@@ -25,7 +25,7 @@ class GradientSteps:
         parameters: θ.
         optimiser: Over these parameters.
         rate: η of a step, by the number of steps taken before it.
-        device: Where the parameters are.
+        device: The device of the parameters.
         clip: The largest ‖∇L‖ of a step; None: gradients are not clipped.
         after: Called after each update, on the device.
         warmup: Steps of each shape that are not recorded.

@@ -1,4 +1,4 @@
-"""`fit`: train or fine-tune a classifier with cross-entropy, as originals and retrained references are made."""
+"""`fit`: train or fine-tune a classifier with cross-entropy. Originals and retrained references come from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
-from famr.data.loaders import Batch, order, pixel_batches, resident
+from famr.data.loaders import Batch, gpu_pixels, order, pixel_batches
 from famr.data.request import Request
 from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, autocast, deterministic, pick_device
@@ -47,13 +47,13 @@ class Training:
     Attributes:
         epochs: Passes over the images.
         batch_size: Images a step; a shorter last batch of an epoch is left out.
-        learning_rate: The peak.
-        weight_decay: Of weights with more than one dimension; biases and normalisation do not decay.
+        learning_rate: Peak learning rate.
+        weight_decay: Decay of weights with more than one dimension; biases and normalisation do not decay.
         warmup_share: The share of all steps over which the learning rate rises from zero.
         label_smoothing: The share of the target's mass that is spread over all classes.
         gradient_clip: The largest norm of a step's gradient.
         augmentation: Random views of the images; None: the images as they are.
-        precision: None: bf16 on CUDA, fp32 elsewhere.
+        precision: Precision of the network. None: bf16 on CUDA, fp32 elsewhere.
         compile: Whether the network is compiled; None: on CUDA, where there are enough steps for it to pay.
     """
 
@@ -86,14 +86,23 @@ class Training:
         """Steps of the whole training.
 
         Args:
-            images: Of the training set.
+            images: Number of training images.
         """
         return self.epochs * max(1, images // self.batch_size)
 
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One epoch of training: mean loss and accuracy on the augmented images, learning rate, seconds so far."""
+    """One epoch of training.
+
+    Attributes:
+        epoch: Its number, from 1.
+        step: Steps so far.
+        loss: Mean loss on the augmented images.
+        accuracy: Accuracy on the augmented images.
+        learning_rate: η of the last step.
+        seconds: Time spent in steps so far.
+    """
 
     epoch: int
     step: int
@@ -110,10 +119,10 @@ class Trained:
     Attributes:
         model: The trained classifier.
         training: The settings.
-        seed: Of every random draw.
+        seed: Seed of every random draw.
         history: One row an epoch.
-        device: Where it was trained.
-        precision: Of the forward passes.
+        device: Name of the device that trained it.
+        precision: Precision of the forward passes.
     """
 
     model: Classifier
@@ -129,7 +138,7 @@ class Trained:
         return self.history[-1].seconds
 
     def to_json(self) -> dict[str, Any]:
-        """What run.json says about the training."""
+        """The records of run.json about the training."""
         return {
             "training": {**asdict(self.training), "precision": self.precision},
             "seed": self.seed,
@@ -152,7 +161,7 @@ class Trained:
             output_dir: The folder; it must not exist.
             metrics: Written as metrics.json; `test_accuracy` also into the model card.
             data: How the data was opened.
-            without: What was left out of the training data.
+            without: The request whose images were left out of the training data.
             overwrite: Replace a folder that famr wrote.
 
         Returns:
@@ -182,7 +191,7 @@ def trained_card(trained: Trained, without: Request | None, metrics: Mapping[str
 
     Args:
         trained: The outcome of `fit`.
-        without: What was left out of the training data.
+        without: The request whose images were left out of the training data.
         metrics: May hold `test_accuracy`.
     """
     unseen = f"It was trained without {plain(without.describe())}.\n" if without is not None else ""
@@ -213,12 +222,12 @@ def fit(
     Train on `splits.retain` for a reference that never saw the forget set.
 
     Args:
-        model: The start.
+        model: The classifier to start from.
         images: The training set, with labels.
         training: The settings; None: `Training()`.
-        seed: Of the order of the images and of their augmentation.
-        device: Where to compute; None: the best available.
-        resume_state: Keeps the state of the training, and resumes it where one was kept.
+        seed: Seed of the order of the images and of their augmentation.
+        device: Name of the device; None: the best available.
+        resume_state: Saves the state of the training, and resumes it where an earlier process left a state.
         on_event: Called with each `Step` and each `TrainingRow`.
 
     Raises:
@@ -295,7 +304,7 @@ class _Run:
             positions: list[Tensor] = []
             for batch in batches(epoch_seed(self._seed, epoch)):
                 if len(batch.labels) < batch_size:
-                    continue  # a short last batch would upset BatchNorm, and be compiled anew
+                    continue  # a short last batch would upset BatchNorm, and be compiled again
                 rate = self.steps.rate
                 values.append(self.steps.take(self._loss, (batch.images, batch.labels.to(self._device))))
                 positions.append(batch.positions)
@@ -320,7 +329,7 @@ class _Run:
     def _batches(self) -> Callable[[int], Iterator[Batch]]:
         """Passes in random order over augmented pixels; small images stay on the GPU for the whole training."""
         preprocessing, training = self._model.require_preprocessing(), self._training
-        stored = resident(self._images, preprocessing, self._device)
+        stored = gpu_pixels(self._images, preprocessing, self._device)
         targets = self._images.targets.to(self._device)
 
         def view(pixels: Tensor) -> Tensor:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
 
 from torch import nn
 
-from famr.anchors import WeightAnchor
+from famr.anchors import Source
 from famr.config import FAMR, ResolvedFAMR
-from famr.data import Images
 from famr.data.loaders import LabelledImages
 from famr.data.splits import Splits
 from famr.engine.base import Engine
 from famr.engine.devices import deterministic
 from famr.engine.finite import name_bad_images
 from famr.engine.pick import pick_engine
-from famr.metrics.forgetting import correct
 from famr.models import Classifier
-from famr.unlearn.history import HistoryRow, Monitor, Stopwatch, follow
-from famr.unlearn.inputs import RunInputs, Source
-from famr.unlearn.problem import Problem, build_problem
+from famr.unlearn.history import Monitor
+from famr.unlearn.inputs import RunInputs
+from famr.unlearn.problem import build_problem
 from famr.unlearn.progress import Progress
 from famr.unlearn.resolve import resolve
 from famr.unlearn.result import Unlearned
-from famr.unlearn.search import Outcome, require_outcome, search_strength
 from famr.unlearn.sketch import Sketch
+from famr.unlearn.trials import Trials
 
 
 def forget(
@@ -52,11 +49,11 @@ def forget(
         forget: The forget set as an iterable of (images, labels) as the network takes them, read once.
         style_target: Images of a neutral style; None: the retained images.
         anchor_images: Images for anchors that need some; None: the retained images.
-        sketch: What targets and anchors need of the training data, taken earlier.
-        seed: Of every random draw.
-        device: Where to compute; None: the device of a network on a GPU, else the best available.
-        engine: How to compute; None: the fastest for the device.
-        monitor: What is watched along the way; None: `Monitor()`.
+        sketch: Statistics of the training data that targets and anchors can use in its place; None: none.
+        seed: Seed of every random draw.
+        device: Name of the device; None: that of a network on a GPU, else the best available.
+        engine: Engine that computes the run; None: the fastest for the device.
+        monitor: Evaluations, gates and saved states of the run; None: `Monitor()`.
 
     Returns:
         The unlearned classifier, the original, the resolved settings and the history.
@@ -69,25 +66,23 @@ def forget(
     monitor = monitor or Monitor()
     original = model if isinstance(model, Classifier) else Classifier(model)
     engine = engine or pick_engine(device, next(original.module.parameters()).device)
-    with engine.together():
+    with engine.together():  # an error in one process is an error in all
         inputs = RunInputs.of(original, splits, forget, style_target, anchor_images, sketch)
         config, why = resolve(method or FAMR(), inputs.available(), engine)
         identity = _identity(original, inputs, config, seed, engine)
         progress = Progress.open(monitor.resume_state, inputs.forget_ids, identity)
     settings = {"the method": config.to_json(), "the seed": seed, "the unfinished run": progress.facts()}
     engine.agree(lambda: inputs.facts(original, settings))
-    step_size = None if splits is None else config.images_in_step(len(splits.forget))
-    with engine.session(original, config.precision, step_size) as session:
-        start, clock = time.perf_counter(), Stopwatch()
+    with engine.session(original, config.precision, inputs.step_size(config)) as session:
+        start = time.perf_counter()
         with (
             deterministic(seed),
             name_bad_images(inputs.forget_ids),
             build_problem(session, inputs, config, seed) as problem,
         ):
-            resumed = progress.resumed
-            run = _Run(problem, inputs, monitor, progress, clock, seed)
-            trials, (history, config) = run.search() if config.search else run.once()
-        seconds_in_all = None if resumed else time.perf_counter() - start - clock.seconds
+            trials = Trials(problem, inputs, monitor, progress, seed)
+            outcomes, (history, config) = trials.run()
+        seconds = time.perf_counter() - start - trials.clock.seconds
         unlearned = session.export()
     return Unlearned(
         model=unlearned,
@@ -98,90 +93,19 @@ def forget(
         history=tuple(history),
         device=str(engine.device),
         why=why,
-        trials=trials,
+        trials=outcomes,
         classes=inputs.newly_forgotten_classes(),
         earlier=inputs.earlier,
         processes=engine.processes,
         sharded=engine.sharded,
-        seconds_of_all=seconds_in_all,
+        seconds_of_all=None if progress.resumed else seconds,
     )
-
-
-@dataclass
-class _Run:
-    """Runs of Alg. 1 on one problem, from the original's weights each time."""
-
-    problem: Problem
-    inputs: RunInputs
-    monitor: Monitor
-    progress: Progress
-    clock: Stopwatch
-    seed: int
-
-    def __post_init__(self) -> None:
-        config = self.problem.config
-        watch = self.monitor.gates or config.search
-        self._watched = self.inputs.watched_images(config.function_images, self.seed) if watch else None
-        self._accuracy_before = self._accuracy(self._watched)
-        self._at_original = True
-
-    def once(self) -> tuple[tuple[Outcome, ...], tuple[list[HistoryRow], ResolvedFAMR]]:
-        """One run with the strengths as they are."""
-        outcome, result = self._run(1.0)
-        if self.monitor.gates:
-            require_outcome(outcome)
-        return (), result
-
-    def search(self) -> tuple[tuple[Outcome, ...], tuple[list[HistoryRow], ResolvedFAMR]]:
-        """Runs until a strength forgets within the budget; trials of an earlier process are not run again."""
-        config, finished = self.problem.config, [Outcome(**trial) for trial in self.progress.trials]
-
-        def trial(factor: float) -> tuple[Outcome, tuple[list[HistoryRow], ResolvedFAMR]]:
-            if finished:
-                return finished.pop(0), ([], config)
-            outcome, result = self._run(factor)
-            self.progress.finish_trial(asdict(outcome))
-            return outcome, result
-
-        return search_strength(trial, config.budget, adjustable=bool(config.strength or config.function_strength))
-
-    def _run(self, factor: float) -> tuple[Outcome, tuple[list[HistoryRow], ResolvedFAMR]]:
-        if not self._at_original:
-            self.problem.session.reset()
-        self._at_original = False
-        config = self.problem.config
-        problem = self.problem.with_strengths(factor * config.strength, factor * config.function_strength)
-        history = follow(problem, self.seed, self.monitor, self.progress, self.clock)
-        return self._outcome(problem, history), (history, replace(problem.config, search=False))
-
-    def _outcome(self, problem: Problem, history: list[HistoryRow]) -> Outcome:
-        first, last, config, anchor = history[0], history[-1], problem.config, problem.anchors[0].anchor
-        predicts = isinstance(anchor, WeightAnchor) and anchor.predicts_divergence
-        return Outcome(
-            strength=config.strength,
-            function_strength=config.function_strength,
-            loss_before=first.loss_forget,
-            loss_after=last.loss_forget,
-            forget_accuracy=last.forget_accuracy if self.inputs.forgets_classes else None,
-            chance=1 / problem.objective.target.shape[-1] if config.target == "uniform" else 0.0,
-            retained_before=self._accuracy_before,
-            retained_after=self._accuracy(self._watched),
-            predicted_drift=float(anchor.penalty(problem.session.parameters)) if predicts else None,
-            watched=None if self._watched is None else len(self._watched),
-        )
-
-    def _accuracy(self, images: Images | None) -> float | None:
-        if images is None:
-            return None
-        session = self.problem.session
-        predictions = session.predict(session.evaluation_batches(images))
-        return float(correct(predictions.logits, predictions.targets).mean())
 
 
 def _identity(
     original: Classifier, inputs: RunInputs, config: ResolvedFAMR, seed: int, engine: Engine
 ) -> dict[str, object]:
-    """What the state of an unfinished run belongs to."""
+    """The facts that identify an unfinished run."""
     return {
         "original": original.digest(),
         "request": inputs.request.to_json(),

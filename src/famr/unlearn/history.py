@@ -1,4 +1,4 @@
-"""The history of a run: an epoch of Alg. 1, an evaluation, and so on."""
+"""The history of a run: epochs of Alg. 1, and evaluations between them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-
-from torch import Tensor
+from dataclasses import asdict, dataclass
 
 from famr.engine.distributed import number
 from famr.errors import NumericsError, RequestError
@@ -17,16 +15,33 @@ from famr.metrics.predictions import Predictions
 from famr.metrics.scores import score
 from famr.runs.resume import ResumeState
 from famr.unlearn.loop import Epoch, Step, minimise
+from famr.unlearn.objective import Measured
 from famr.unlearn.problem import Problem
 from famr.unlearn.progress import Progress
 
 ROWS = 50
-"""About the most rows of a history: with more epochs some are evaluated, evenly."""
+"""About the most rows of a history; of more epochs some are evaluated, evenly spaced."""
 
 
 @dataclass(frozen=True)
 class HistoryRow:
-    """The state after an epoch; row 0 is before the first step. Losses are over the whole forget set."""
+    """Evaluation after an epoch; row 0 is before the first step. Losses are over the whole forget set.
+
+    Attributes:
+        epoch: Passes over the forget set so far.
+        step: Steps so far.
+        loss_forget: L_forget [FAMR, Eq. (5)].
+        loss_anchor: Σ λ·A(θ, θ₀).
+        loss_total: J, their sum.
+        drift: ‖θ − θ₀‖.
+        retain_accuracy: On held-out images that are not forgotten; None where it is not tracked.
+        forget_accuracy: On the forget set; None without labels.
+        forget_cross_entropy: With the true labels; None without them.
+        forget_entropy: Mean entropy of the predictions, in nats.
+        forget_kl: Mean KL of the predictions from the original's, in nats.
+        style_distance: Mean ‖G − G_target‖² [FAMR, Eq. (4)]; None where no style is forgotten.
+        seconds: Time spent in steps so far; evaluation is not counted.
+    """
 
     epoch: int
     step: int
@@ -48,15 +63,15 @@ Event = Step | HistoryRow
 
 @dataclass(frozen=True)
 class Monitor:
-    """What is watched while a run goes on, and what is kept of it.
+    """Evaluations, gates, events and saved states of a run.
 
     Attributes:
         track_retain: Whether retained accuracy is evaluated after each epoch, on at most 2,000 held-out images.
-        rows: About so many epochs are evaluated, the first and the last among them; with 1 the last alone.
-        gates: Whether a run that forgot next to nothing or destroyed the model is a GateError. Where the strength is
-            searched for, one that stays outside the budget always is.
+        rows: About so many epochs are evaluated, the first and the last among them; 1: only the last.
+        gates: Whether a run that forgot next to nothing or destroyed the model is a GateError. A search for the
+            strength that finds none within the budget always is.
         on_event: Called with each `Step` and each `HistoryRow`.
-        resume_state: Keeps the state of the run, and resumes it where it was begun before.
+        resume_state: Saves the state of the run, and resumes it where an earlier process left a state; None: neither.
     """
 
     track_retain: bool = True
@@ -73,40 +88,49 @@ class Monitor:
         """Whether an epoch gets a row.
 
         Args:
-            epoch: Which, from 1.
-            epochs: Of the run.
+            epoch: Its number, from 1.
+            epochs: Epochs of the run.
         """
         ends = (1, epochs) if self.rows > 1 else (epochs,)
         return epoch % -(-epochs // self.rows) == 0 or epoch in ends
 
 
 @dataclass
-class Stopwatch:
-    """Time that was spent on evaluation, which does not count as the method's."""
+class EvaluationClock:
+    """Time spent on evaluation, which does not count as the method's.
 
-    seconds: float = field(default=0.0)
+    Attributes:
+        seconds: So far.
+    """
+
+    seconds: float = 0.0
 
     @contextmanager
     def evaluating(self, problem: Problem) -> Iterator[None]:
-        """Count the block, but not what it computed for the steps' sake (a prefix cache).
+        """Count the time of a block, without what it computes for the steps (the prefix cache).
 
         Args:
-            problem: Whose session knows that.
+            problem: Its session measures that.
         """
         start = time.perf_counter() - problem.session.setup_seconds
         yield
         self.seconds += time.perf_counter() - problem.session.setup_seconds - start
 
 
-def follow(problem: Problem, seed: int, monitor: Monitor, progress: Progress, clock: Stopwatch) -> list[HistoryRow]:
-    """Run Alg. 1 and evaluate it along the way; rows from before a resumed run are as they were.
+def follow(
+    problem: Problem, seed: int, monitor: Monitor, progress: Progress, clock: EvaluationClock
+) -> list[HistoryRow]:
+    """Run Alg. 1 and evaluate it along the way; a resumed run keeps the rows it had.
 
     Args:
         problem: J and its data, at θ₀.
-        seed: Of the order of the images.
-        monitor: What is watched.
-        progress: Where the run was left, and where its state is kept.
-        clock: Gets the time of evaluation.
+        seed: Seed of the order of the images.
+        monitor: Says which epochs are evaluated, and on what.
+        progress: The state that an earlier process left; saves new ones.
+        clock: Counts the time of evaluation.
+
+    Returns:
+        One row an evaluated epoch.
 
     Raises:
         NumericsError: A loss, a weight or a prediction is not finite.
@@ -116,7 +140,8 @@ def follow(problem: Problem, seed: int, monitor: Monitor, progress: Progress, cl
 
     def evaluated(epoch: Epoch) -> HistoryRow:
         with clock.evaluating(problem):
-            row = _row(problem, epoch, at_start[0], at_start if epoch.steps == 0 else None, monitor.track_retain)
+            measured = at_start if epoch.steps == 0 else problem.objective.measure(problem.forget(None))
+            row = _row(problem, epoch, at_start.predictions, measured, monitor.track_retain)
         if monitor.on_event is not None:
             monitor.on_event(row)
         return row
@@ -132,14 +157,8 @@ def follow(problem: Problem, seed: int, monitor: Monitor, progress: Progress, cl
     return history
 
 
-def _row(
-    problem: Problem,
-    epoch: Epoch,
-    original: Predictions,
-    measured: tuple[Predictions, Tensor, Tensor | None] | None,
-    track_retain: bool,
-) -> HistoryRow:
-    predictions, kl, style = measured or problem.objective.measure(problem.forget(None))
+def _row(problem: Problem, epoch: Epoch, original: Predictions, measured: Measured, track_retain: bool) -> HistoryRow:
+    predictions, kl, style = measured
     scores = score(predictions, original, problem.predict_held_out() if track_retain else None, None)
     parameters = problem.session.parameters
     forget_loss = float(problem.objective.combined(kl, style))

@@ -1,4 +1,4 @@
-"""What a run may read: the forget set, and the data that is available beside it."""
+"""The data of a run: the forget set, and the other data that is available."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from famr._version import __version__
+from famr.anchors import Source
+from famr.config import ResolvedFAMR
 from famr.data import Images
 from famr.data.loaders import Batches, LabelledImages, order
 from famr.data.request import Kind, Request
-from famr.data.splits import EarlierRequest, Splits, some_of_each_class
+from famr.data.splits import EarlierRequest, Splits, sample_per_class
 from famr.engine.base import Session
 from famr.errors import RequestError
 from famr.models import Classifier
@@ -25,25 +27,22 @@ CALIBRATION_IMAGES = 2000
 WATCHED_IMAGES = 500
 """Retained images, at most, on which accuracy is compared before and after."""
 COMPARED_IMAGES = 16
-"""Forget images whose pixels are compared between processes; of the others, ids and labels."""
-
-Source = Images | Iterable[LabelledImages]
-"""Stored images, or somebody else's batches of (images, labels) as the network takes them."""
+"""Forget images whose pixels are compared between processes; of the others ids and labels are."""
 
 
 @dataclass(frozen=True)
 class Available:
-    """What a run has besides the forget images: what open settings are resolved by.
+    """The available data, in the facts by which open settings are resolved.
 
     Attributes:
-        kind: Of the request; a concept whose classes stay counts as samples.
+        kind: Kind of the request; a concept whose classes stay counts as samples.
         retained: Whether there are retained images, or others for the anchors.
         held_out: Whether there are held-out images.
         sketch: Whether there is a sketch.
-        forget_images: Images of the forget set.
-        steps_per_epoch: Batches, where the forget set comes in batches of its own; None for stored images.
-        classes: Classes with retained images, as far as that is known.
-        fewest: Retained images of the smallest of them.
+        forget_images: Number of images in the forget set.
+        steps_per_epoch: Batches of a user's own loader; None for stored images.
+        classes: Number of classes with retained images; 0 where it is not known.
+        fewest: Retained images of the smallest of these classes.
     """
 
     kind: Kind
@@ -66,11 +65,11 @@ class Available:
 
 @dataclass(frozen=True, eq=False)
 class RunInputs:
-    """The forget set and everything beside it.
+    """The data of a run.
 
     Attributes:
         splits: The sets of a request; None where `loader` is given.
-        loader: The forget set as somebody else's batches.
+        loader: The forget set as batches of a user's own.
         style_target: Images of a neutral style; None: the retained images.
         anchor_images: Images for anchors that need some; None: the retained images.
         sketch: Statistics of the training data, taken earlier.
@@ -92,12 +91,12 @@ class RunInputs:
         anchor_images: Source | None = None,
         sketch: Sketch | None = None,
     ) -> RunInputs:
-        """Check what was given to `forget`.
+        """Check the arguments of `forget`. Loaders are read once, and their batches kept.
 
         Args:
             original: The model that is to forget.
             splits: See the attributes.
-            loader: Read once; its batches are kept.
+            loader: See the attributes.
             style_target: See the attributes.
             anchor_images: See the attributes.
             sketch: See the attributes.
@@ -119,11 +118,11 @@ class RunInputs:
             require_same_labels(original, splits)
         if sketch is not None:
             sketch.check(original)
-        batches = None if loader is None else _checked(loader)
-        return cls(splits, batches, style_target, anchor_images, sketch)
+        batches = None if loader is None else _read_batches(loader)
+        return cls(splits, batches, _read_once(style_target), _read_once(anchor_images), sketch)
 
     def available(self) -> Available:
-        """What there is, in facts."""
+        """The available data, in facts."""
         if self.splits is None:
             assert self.loader is not None
             count = sum(len(images) for images, _ in self.loader)
@@ -144,8 +143,11 @@ class RunInputs:
 
     @property
     def kind(self) -> Kind:
-        """What is forgotten. A concept of classes that stay counts as samples: a retrained model would still know most
-        of them. With a sketch, images without a request are classes or samples by their number."""
+        """The kind of the request.
+
+        A concept of classes that stay counts as samples: a retrained model would still know most of them. With a
+        sketch, images without a request are classes or samples by their number.
+        """
         if self.splits is None:
             return "images"
         kind = self.splits.request.kind
@@ -166,7 +168,7 @@ class RunInputs:
 
     @property
     def forgotten(self) -> tuple[int, ...]:
-        """Indices of the classes that are forgotten whole; of a loader all that it holds."""
+        """Indices of the classes that are forgotten whole; of a loader all that occur in it."""
         if self.splits is not None:
             return self.splits.forgotten_classes()
         assert self.loader is not None
@@ -179,7 +181,7 @@ class RunInputs:
 
     @property
     def earlier(self) -> tuple[EarlierRequest, ...]:
-        """What the model was made to forget before."""
+        """Earlier requests that the model has forgotten."""
         return () if self.splits is None else self.splits.earlier
 
     @property
@@ -192,11 +194,19 @@ class RunInputs:
         whole = self.splits is not None and self.forgets_classes
         return self.splits.newly_forgotten_classes() if whole and self.splits is not None else ()
 
+    def step_size(self, config: ResolvedFAMR) -> int | None:
+        """Images of a step, with those of the function-space anchor; None for a loader, which has its own batches.
+
+        Args:
+            config: The settings.
+        """
+        return None if self.splits is None else config.images_in_step(len(self.splits.forget))
+
     def step_batches(self, session: Session, size: int) -> Batches:
         """Passes over the forget set for steps.
 
         Args:
-            session: Where the network is.
+            session: The network.
             size: Images a step; a loader keeps its own batches.
         """
         if self.splits is not None:
@@ -208,7 +218,7 @@ class RunInputs:
         """Passes over the forget set for evaluation.
 
         Args:
-            session: Where the network is.
+            session: The network.
         """
         if self.splits is not None:
             return session.evaluation_batches(self.splits.forget)
@@ -232,11 +242,11 @@ class RunInputs:
         return self.splits.retain
 
     def watched_images(self, anchored: int, seed: int) -> Images | None:
-        """A few retained images of each class that are neither anchored nor test images.
+        """A few retained images of each class on which a run is watched: not those of the anchor, no test images.
 
         Args:
             anchored: Images a class that the function-space anchor uses.
-            seed: Of the draw.
+            seed: Seed of the draw.
 
         Returns:
             None without labelled retained images.
@@ -244,18 +254,18 @@ class RunInputs:
         retain = None if self.splits is None else self.splits.retain
         if retain is None or not retain.labelled:
             return None
-        each = max(1, WATCHED_IMAGES // len(retain.class_counts()))
-        images = some_of_each_class(retain, each, seed, skip=anchored)
+        per_class = max(1, WATCHED_IMAGES // len(retain.class_counts()))
+        images = sample_per_class(retain, per_class, seed, skip=anchored)
         if not len(images):  # so few that all of them are anchored
-            images = some_of_each_class(retain, each, seed)
+            images = sample_per_class(retain, per_class, seed)
         return images.take(order(len(images), seed)[:WATCHED_IMAGES])
 
     def facts(self, original: Classifier, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What every process of a run must see alike, by the name under which an error calls it.
+        """Facts that must be the same in every process of a run, by the name that an error uses for them.
 
         Args:
             original: The model.
-            settings: Of the run.
+            settings: Further facts of the run.
         """
         versions = [torch.__version__, __version__]
         common: dict[str, Any] = {"the weights": original.digest(), "the versions": versions, **settings}
@@ -273,7 +283,12 @@ class RunInputs:
         return common
 
 
-def _checked(loader: Iterable[LabelledImages]) -> tuple[LabelledImages, ...]:
+def _read_once(source: Source | None) -> Source | None:
+    """Images as they are; batches as a tuple, as several anchors may read them."""
+    return source if source is None or isinstance(source, Images) else tuple(source)
+
+
+def _read_batches(loader: Iterable[LabelledImages]) -> tuple[LabelledImages, ...]:
     batches = []
     for batch in loader:
         if not (isinstance(batch, (tuple, list)) and len(batch) == 2):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from famr.anchors import FunctionAnchor
 from famr.data.loaders import Batch
 from famr.engine.finite import require_finite
 from famr.optim import OPTIMISERS
@@ -24,7 +23,12 @@ from famr.unlearn.problem import Problem
 
 @dataclass(frozen=True)
 class Step:
-    """A step was taken; a progress event."""
+    """A step was taken; a progress event.
+
+    Attributes:
+        epoch: The pass over the forget set, from 1.
+        step: Steps so far.
+    """
 
     epoch: int
     step: int
@@ -35,10 +39,10 @@ class Epoch:
     """A pass over the forget set is done.
 
     Attributes:
-        epoch: Which, from 1; 0 is the state before the first step.
+        epoch: Its number, from 1; 0 is the state before the first step.
         steps: Steps so far.
         seconds: Time spent in them.
-        state: Weights and optimiser state, from which a run can be resumed.
+        state: Weights and optimiser state, from which a run can be resumed; empty at θ₀.
     """
 
     epoch: int
@@ -54,8 +58,8 @@ def minimise(
 
     Args:
         problem: J and its data; the network has the original's weights (line 1), or those of `start`.
-        seed: Of the order of the images.
-        start: Where to begin: `Epoch(0, 0, seconds)`, or the end of an epoch of an earlier process.
+        seed: Seed of the order of the images.
+        start: The epoch to continue from: `Epoch(0, 0, seconds)`, or one that an earlier process finished.
         on_step: Called after each step.
     """
     session, config, anchors = problem.session, problem.config, problem.anchors
@@ -69,7 +73,7 @@ def minimise(
         return loss
 
     for epoch in range(start.epoch + 1, config.epochs + 1):  # line 2
-        begun = time.perf_counter()
+        started = time.perf_counter()
         losses: list[Tensor] = []
         positions: list[Tensor] = []
         for batch in problem.steps(epoch_seed(seed, epoch)):  # line 3
@@ -82,7 +86,7 @@ def minimise(
             if on_step is not None:
                 on_step(Step(epoch, taken))
         require_finite(losses, positions, session.model.module, epoch)  # synchronises the device
-        seconds += time.perf_counter() - begun
+        seconds += time.perf_counter() - started
         weights = {f"weight.{index}": parameter for index, parameter in enumerate(session.parameters)}
         yield Epoch(epoch, taken, seconds, {**weights, **update.state()})
 
@@ -95,7 +99,4 @@ def _restore(problem: Problem, load_state: Callable[[Mapping[str, Tensor]], None
             parameter.copy_(start.state[f"weight.{index}"])
         load_state(start.state)
     for anchor, _ in problem.anchors:
-        if isinstance(anchor, FunctionAnchor):
-            anchor.restart()
-            for _ in range(start.steps):
-                anchor.draw()
+        anchor.restart(start.steps)

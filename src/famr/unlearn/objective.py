@@ -10,20 +10,40 @@ import torch
 from torch import Tensor
 
 from famr.config import ResolvedFAMR
-from famr.data.loaders import Batch
+from famr.data.loaders import Batch, Batches
 from famr.engine.base import Session
 from famr.engine.oom import map_in_halves
-from famr.losses.objective import Reduction, combine, gram_matrix, reduce, standing_out, style_distance, target_kl
+from famr.losses.objective import Reduction, combine, gram_matrix, logit_excess, reduce, style_distance, target_kl
 from famr.metrics.predictions import Predictions
 from famr.models.activations import LayerOutput
 
 
 class ImageLosses(NamedTuple):
-    """One row an image."""
+    """Losses of a batch, one row an image.
 
-    logits: Tensor  # (images, classes)
-    kl: Tensor  # (images,): KL(q ‖ p), with the demotion penalty
-    style: Tensor | None  # (images,): ‖G − G_target‖²; None where no style is forgotten
+    Attributes:
+        logits: (images, classes).
+        kl: KL(q ‖ p), with the demotion penalty, (images,).
+        style: ‖G − G_target‖², (images,); None where no style is forgotten.
+    """
+
+    logits: Tensor
+    kl: Tensor
+    style: Tensor | None
+
+
+class Measured(NamedTuple):
+    """Predictions and losses on the whole forget set.
+
+    Attributes:
+        predictions: Logits and labels, on the CPU.
+        kl: See `ImageLosses`.
+        style: See `ImageLosses`.
+    """
+
+    predictions: Predictions
+    kl: Tensor
+    style: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +54,7 @@ class ForgetObjective:
         session: Computes the logits.
         config: α, β, γ and the reduction.
         target: q, (classes,), or (images, classes) for one distribution an image, on the session's device.
-        forgotten: Indices of the classes that the demotion pushes down; None without it.
+        demoted: Indices of the classes that the demotion pushes down; None without it.
         style: Reads the style layer; None where no style is forgotten.
         gram_target: G_target; None where no style is forgotten.
     """
@@ -42,7 +62,7 @@ class ForgetObjective:
     session: Session
     config: ResolvedFAMR
     target: Tensor
-    forgotten: Tensor | None = None
+    demoted: Tensor | None = None
     style: LayerOutput | None = None
     gram_target: Tensor | None = None
 
@@ -55,7 +75,7 @@ class ForgetObjective:
         """L_forget of a batch, with a graph.
 
         Args:
-            batch: Of the forget set.
+            batch: Images of the forget set.
         """
         losses = self.per_image(batch)
         return self.combined(losses.kl, losses.style)
@@ -64,7 +84,7 @@ class ForgetObjective:
         """Logits and losses of each image.
 
         Args:
-            batch: Of the forget set.
+            batch: Images of the forget set.
         """
         session = self.session
         logits = session.logits(batch)
@@ -74,8 +94,8 @@ class ForgetObjective:
             style = session.gather(style_distance(gram_matrix(features), self.gram_target), len(batch.labels))
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.target.device)]
         kl = target_kl(logits, target)
-        if self.forgotten is not None and self.config.demotion:
-            kl = kl + self.config.demotion * standing_out(logits, self.forgotten)
+        if self.demoted is not None:
+            kl = kl + self.config.demotion * logit_excess(logits, self.demoted)
         return ImageLosses(logits, kl, style)
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:
@@ -88,9 +108,19 @@ class ForgetObjective:
         total = None if style is None else reduce(style, self.reduction)
         return combine(reduce(kl, self.reduction), total, self.config.alpha, self.config.beta)
 
+    def balanced_beta(self, forget: Batches) -> float:
+        """β such that β·L_style = L_KL here: the scale of a Gram matrix differs by orders of magnitude between layers.
+
+        Args:
+            forget: Passes over the forget set.
+        """
+        _, kl, style = self.measure(forget(None))
+        assert style is not None
+        return float(kl.mean() / style.mean().clamp(min=torch.finfo(style.dtype).tiny))
+
     @torch.no_grad()
-    def measure(self, batches: Iterable[Batch]) -> tuple[Predictions, Tensor, Tensor | None]:
-        """Predictions, KL and style distance of every image, without a graph.
+    def measure(self, batches: Iterable[Batch]) -> Measured:
+        """Predictions and losses of every image, without a graph.
 
         Args:
             batches: One pass over the forget set.
@@ -103,4 +133,4 @@ class ForgetObjective:
             labels.append(batch.labels)
         predictions = Predictions(torch.cat([row.logits for row in rows]).cpu(), torch.cat(labels).cpu())
         styles = [row.style for row in rows if row.style is not None]
-        return predictions, torch.cat([row.kl for row in rows]), torch.cat(styles) if styles else None
+        return Measured(predictions, torch.cat([row.kl for row in rows]), torch.cat(styles) if styles else None)

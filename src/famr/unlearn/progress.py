@@ -1,4 +1,4 @@
-"""How far a run has come, so that it can be resumed: trials of a strength, epochs of the last of them."""
+"""How far a run has come, so that it can be resumed: finished trials, and epochs of the unfinished one."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """Where a run stands; without a `store` nothing is kept.
+    """How far a run has come; without a `store` nothing is saved.
 
     Attributes:
-        store: Where the state is kept.
-        state: What an earlier process left.
-        trials: Outcomes of strengths whose run is done, as plain values.
+        store: Saves the state; None: it is not saved.
+        state: State of the unfinished trial that an earlier process left.
+        trials: Outcomes of the finished trials, as plain values.
+        resumed: Whether an earlier process left a state.
     """
 
     store: ResumeState | None = None
     state: State | None = None
     trials: list[dict[str, Any]] = field(default_factory=list)
+    resumed: bool = False
 
     @classmethod
     def open(cls, store: ResumeState | None, forget_ids: Sequence[str] | None, facts: Mapping[str, Any]) -> Progress:
-        """Find what is left of an earlier process.
+        """Load the state that an earlier process of the same run left, if there is one.
 
         Args:
-            store: Where the state is kept; None: nowhere.
-            forget_ids: Ids of the forget images; a loader has none and cannot be resumed.
-            facts: What the state belongs to; the state of another run is refused.
+            store: Saves the state; None: it is not saved.
+            forget_ids: Ids of the forget images; a loader has none, and its run cannot be resumed.
+            facts: Facts that identify the run; the state of another run is refused.
 
         Raises:
             RequestError: The forget set has no ids, or the state is of another run.
@@ -45,39 +47,34 @@ class Progress:
         if forget_ids is None:
             raise RequestError("Only a run on named images can be resumed.", where="resume_state", fix="Give splits.")
         state = store.begin(forget=list(forget_ids), **facts)
-        return cls(store, state, [] if state is None else list(state.facts["trials"]))
-
-    @property
-    def resumed(self) -> bool:
-        """Whether an earlier process left something."""
-        return self.state is not None or bool(self.trials)
+        return cls(store) if state is None else cls(store, state, [*state.facts["trials"]], resumed=True)
 
     def facts(self) -> dict[str, Any] | None:
-        """What an earlier process left, without tensors; None where there is nothing."""
+        """The state that an earlier process left, without tensors; None without one."""
         return None if self.state is None else self.state.facts
 
     def position(self) -> tuple[Epoch | None, list[dict[str, Any]]]:
-        """The last epoch of the unfinished trial, and its rows; None and none where it starts from θ₀."""
+        """The last epoch of the unfinished trial, and its rows; None and no rows where it starts from θ₀."""
         if self.state is None:
             return None, []
         facts = self.state.facts
         return Epoch(facts["epoch"], facts["steps"], facts["seconds"], self.state.tensors), facts["history"]
 
     def finish_trial(self, outcome: dict[str, Any]) -> None:
-        """A trial is done; the next one starts from θ₀.
+        """Record the outcome of a trial; the next one starts from θ₀.
 
         Args:
-            outcome: Its numbers.
+            outcome: As plain values.
         """
         self.trials.append(outcome)
         self.state = None
 
     def keep(self, epoch: Epoch, history: Sequence[HistoryRow]) -> None:
-        """Write the state, if it is time to.
+        """Save the state, if that is due.
 
         Args:
-            epoch: The last one.
-            history: Its rows so far.
+            epoch: The last epoch.
+            history: Rows of the trial so far.
         """
         if self.store is None or not self.store.due():
             return

@@ -22,7 +22,7 @@ from famr.optim import OPTIMISERS
 from famr.runs.card import front_matter, loading, plain
 from famr.runs.folder import environment, read_unlearning, write_run
 from famr.unlearn.history import HistoryRow
-from famr.unlearn.search import Outcome
+from famr.unlearn.search import TrialOutcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,18 +32,18 @@ class Unlearned:
     Attributes:
         model: The unlearned classifier.
         original: The classifier that it was made from.
-        request: What was forgotten.
+        request: The request that was carried out.
         method: The settings with which it was made.
-        seed: Of every random draw.
+        seed: Seed of every random draw.
         history: One row an evaluated epoch, the first before any step.
-        device: Where it was computed.
-        why: What was picked where the method left it open, and why; empty where it did not.
+        device: Name of the device that computed it.
+        why: The targets and anchors that were picked, and why; empty where the method left none open.
         trials: The strengths that were tried, the last one being this run's; empty where it was given.
         classes: The classes that were forgotten whole, by name.
-        earlier: What the model had been made to forget before.
-        processes: How many shared the work.
+        earlier: Earlier requests that the original had forgotten already.
+        processes: Number of processes that shared the work.
         sharded: Whether they also divided the weights.
-        seconds_of_all: Time spent on all of it once the model was on its device: targets, anchors, decoding, every
+        seconds_of_all: Time of the whole run once the model was on its device: targets, anchors, decoding, every
             strength that was tried; evaluation is not counted. None for a resumed run.
     """
 
@@ -55,7 +55,7 @@ class Unlearned:
     history: tuple[HistoryRow, ...]
     device: str
     why: str = ""
-    trials: tuple[Outcome, ...] = ()
+    trials: tuple[TrialOutcome, ...] = ()
     classes: tuple[str, ...] = ()
     earlier: tuple[EarlierRequest, ...] = ()
     processes: int = 1
@@ -152,7 +152,7 @@ class Unlearned:
             raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
 
     def to_json(self) -> dict[str, Any]:
-        """What run.json says about the optimisation."""
+        """The records of run.json about the optimisation."""
         return {
             "method": {"name": "FAMR", **self.method.to_json()},
             "seed": self.seed,
@@ -184,7 +184,12 @@ def _with_relative_samples(request: Request, data: Mapping[str, Any] | None) -> 
 
 
 def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
-    """What was forgotten, how, and how well."""
+    """The model card: what was forgotten, how, and how well.
+
+    Args:
+        result: The outcome of the run.
+        scores: Its metrics; None where it was not evaluated.
+    """
     method = result.method
     facts = {
         "method": "FAMR",
@@ -212,8 +217,8 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
         models = {"original": scores.original, "unlearned": scores.unlearned, "retrained": scores.retrained}
         parts.append("| model | " + " | ".join(COLUMNS.values()) + " |")
         parts.append("|---|" + "---|" * len(COLUMNS))
-        for name, found in models.items():
-            cells = [in_percent(column, getattr(found, column, None)) for column in COLUMNS]
+        for name, metrics in models.items():
+            cells = [in_percent(column, getattr(metrics, column, None)) for column in COLUMNS]
             parts.append(f"| {name} | " + " | ".join(cells) + " |")
         gaps = scores.gap or {}
         cells = [in_percent(column, gaps.get(column)) for column in COLUMNS]

@@ -1,4 +1,4 @@
-"""The strength of the anchors, chosen within a budget; and gates, so that no run fails unnoticed."""
+"""The strength of the anchors, chosen within a budget; and gates, so that a failed run is an error."""
 
 from __future__ import annotations
 
@@ -16,26 +16,33 @@ TRIALS = 5
 FACTOR = 10.0
 """How much stronger or weaker the next trial is while only one side is known."""
 FORGOTTEN = 0.01
-"""For-Acc at which whole classes count as forgotten; for a uniform target twice chance, if that is more."""
+"""Forget accuracy at which whole classes count as forgotten; twice the chance of the target, if that is more."""
 HALVED = 0.5
+"""Share of the starting loss at which samples count as forgotten; share of retained accuracy that a model must keep."""
 CLOSE = 0.01
 """KL to the target, in nats, at which there is nothing left to forget."""
 NOTHING = 0.9
 """A forgetting loss above this share of its start: next to nothing was forgotten."""
 ROUNDING = 1e-6
-"""What an accuracy may be off by."""
+"""Error of an accuracy in float arithmetic, at most."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a run with one strength came to.
+class TrialOutcome:
+    """The outcome of a run with one strength.
 
     Attributes:
-        forget_accuracy: None where no whole class is forgotten: then a correct prediction is no failure.
-        chance: The accuracy that the target itself has.
+        strength: λ of the weight anchor.
+        function_strength: λ of the function-space anchor; 0 without one.
+        loss_before: L_forget of the original.
+        loss_after: L_forget at the end.
+        forget_accuracy: On the forget set; None where no whole class is forgotten, as then a correct prediction is no
+            failure.
+        chance: The accuracy on forgotten classes of a model that predicts the target.
         retained_before: Accuracy of the original on some retained images; None without them.
+        retained_after: The same at the end.
         predicted_drift: ½ΔᵀFΔ: the KL of retained predictions that Fisher information predicts; None without it.
-        watched: How many retained images the accuracies are of.
+        watched: Number of these retained images; None without them.
     """
 
     strength: float
@@ -51,20 +58,20 @@ class Outcome:
 
     @property
     def forgot(self) -> bool:
-        """A class is no longer recognised; else, the loss is at most half of what it was."""
+        """Whether classes are no longer recognised; of samples, whether the loss is at most half of what it was."""
         if self.forget_accuracy is not None:
             return self.forget_accuracy <= max(FORGOTTEN, 2 * self.chance)
         return self.loss_after <= max(CLOSE, HALVED * self.loss_before)
 
     @property
     def lost(self) -> float | None:
-        """Retained accuracy that was lost, or the predicted drift where there are no retained images."""
+        """Retained accuracy that was lost; the predicted drift where there are no retained images."""
         if self.retained_before is None or self.retained_after is None:
             return self.predicted_drift
         return self.retained_before - self.retained_after
 
     def within(self, budget: float) -> bool:
-        """Whether no more was lost than a budget allows: one image at least, as less cannot be measured.
+        """Whether no more was lost than a budget allows; one image may always be lost, as less cannot be measured.
 
         Args:
             budget: A share of retained accuracy.
@@ -74,14 +81,14 @@ class Outcome:
 
 
 def search_strength(
-    trial: Callable[[float], tuple[Outcome, Result]], budget: float, *, adjustable: bool
-) -> tuple[tuple[Outcome, ...], Result]:
+    trial: Callable[[float], tuple[TrialOutcome, Result]], budget: float, *, adjustable: bool
+) -> tuple[tuple[TrialOutcome, ...], Result]:
     """Find a strength that forgets within the budget, in at most five runs.
 
     Args:
-        trial: Runs with the anchors so many times as strong as at first; its outcome and its result.
+        trial: Makes a run with all strengths multiplied by a factor; returns its outcome and its result.
         budget: The share of retained accuracy that may be lost.
-        adjustable: Whether any anchor has a strength other than zero.
+        adjustable: Whether any anchor has a strength other than zero; without one a single trial is made.
 
     Returns:
         The outcomes of all trials, and the result of the last one.
@@ -89,7 +96,7 @@ def search_strength(
     Raises:
         GateError: No strength forgets within the budget.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[TrialOutcome] = []
     tried: list[tuple[float, bool, bool]] = []
     factor: float | None = 1.0
     while factor is not None:
@@ -103,7 +110,9 @@ def search_strength(
 
 
 def next_factor(tried: Sequence[tuple[float, bool, bool]]) -> float | None:
-    """The next factor to try; None when one forgot within the budget, or when none can.
+    """The next factor to try; None when one forgot within the budget, or none can.
+
+    While only one side is known the factor changes tenfold; then it is the geometric mean of the two sides.
 
     Args:
         tried: (factor, forgot, within the budget) of each trial.
@@ -115,21 +124,21 @@ def next_factor(tried: Sequence[tuple[float, bool, bool]]) -> float | None:
     >>> next_factor([(1.0, True, True)]) is None
     True
     """
-    factor, forgot, kept = tried[-1]
-    if forgot == kept or len(tried) == TRIALS:
+    factor, forgot, within = tried[-1]
+    if forgot == within or len(tried) == TRIALS:
         return None
-    too_strong = min((f for f, forgets, keeps in tried if keeps and not forgets), default=None)
-    too_weak = max((f for f, forgets, keeps in tried if forgets and not keeps), default=None)
+    too_strong = min((f for f, forgot, within in tried if within and not forgot), default=None)
+    too_weak = max((f for f, forgot, within in tried if forgot and not within), default=None)
     if too_strong is not None and too_weak is not None:
         return math.sqrt(too_strong * too_weak)
     return factor / FACTOR if too_weak is None else factor * FACTOR
 
 
-def require_outcome(outcome: Outcome) -> None:
-    """The gates of every run: something was forgotten, and the model is still a model.
+def require_outcome(outcome: TrialOutcome) -> None:
+    """The gates of every run: something was forgotten, and the model was not destroyed.
 
     Args:
-        outcome: Of the run.
+        outcome: The outcome of the run.
 
     Raises:
         GateError: It forgot next to nothing, or lost half of its retained accuracy.
@@ -149,10 +158,10 @@ def require_outcome(outcome: Outcome) -> None:
         )
 
 
-def _no_strength(outcomes: Sequence[Outcome], budget: float) -> GateError:
+def _no_strength(outcomes: Sequence[TrialOutcome], budget: float) -> GateError:
     """The error for a budget that no strength meets, with what was tried."""
 
-    def described(outcome: Outcome) -> str:
+    def described(outcome: TrialOutcome) -> str:
         accuracy = "unknown" if outcome.forget_accuracy is None else f"{outcome.forget_accuracy:.1%}"
         lost = "not measured" if outcome.lost is None else f"{outcome.lost:.4f}"
         lost += f" of {outcome.watched} retained images" if outcome.watched else ""

@@ -1,4 +1,4 @@
-"""A sketch: what targets and anchors need of the training data, taken once, so that a later request needs none of it.
+"""A sketch: statistics of the training data for targets and anchors, so that a later request needs none of the data.
 
 It holds Fisher information (the diagonal, and a Kronecker product a layer) and how confident the model is on held-out
 images. A sketch belongs to one set of weights, by their digest.
@@ -23,7 +23,7 @@ from famr.engine.inference import on_device, predict
 from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier
 from famr.models.classifier import eval_mode, logits_of
-from famr.models.weights import share_as_umask_says
+from famr.models.weights import apply_umask
 from famr.targets import HeldOutStatistics
 
 
@@ -33,9 +33,9 @@ class Sketch:
 
     Attributes:
         weights_sha256: Digest of the weights that it belongs to.
-        images: How many training images the Fisher information was taken from.
+        images: Number of training images from which the Fisher information was taken.
         held_out: How confident the model is on held-out images; None where there were none.
-        class_counts: Training images of each class: so a later request can tell whole classes from samples.
+        class_counts: Number of training images of each class; it tells whole classes from samples in a later request.
         fisher: Fisher information of every parameter.
     """
 
@@ -65,7 +65,7 @@ class Sketch:
         """Whether forget images are whole classes: as many of each as the model was trained on.
 
         Args:
-            labels: Of the forget images.
+            labels: Class indices of the forget images.
         """
         if bool((labels < 0).any()):
             return False
@@ -76,7 +76,7 @@ class Sketch:
         """Write it as safetensors: tensors only, the rest as text in the header.
 
         Args:
-            file: Where to.
+            file: Path to write.
         """
         from safetensors.torch import save_file
 
@@ -98,14 +98,14 @@ class Sketch:
             "layers": [(layer.weight, layer.bias) for layer in fisher.layers],
         }
         save_file(tensors, str(file), metadata={"famr_sketch": json.dumps(facts)})
-        share_as_umask_says(file)
+        apply_umask(file)
 
     @classmethod
     def load(cls, file: Path) -> Sketch:
         """Read what `save` wrote.
 
         Args:
-            file: The file.
+            file: Path to read.
 
         Raises:
             CheckpointError: It is no sketch, or a damaged one.
@@ -146,9 +146,9 @@ def take_sketch(
     Args:
         model: The model; it is not changed.
         data: The data that it was trained on.
-        images: Training images for the Fisher information, which a thousand give precisely enough.
-        seed: Of the draw of images and labels.
-        device: Where to compute; None: the best available.
+        images: Training images for the Fisher information; more than a thousand changed no result.
+        seed: Seed of the draw of images and labels.
+        device: Name of the device; None: the best available.
 
     Raises:
         RequestError: `images` is less than 1.

@@ -1,0 +1,1 @@
+"""The paper's tables, figures and observations, made again: `python -m benchmarks.paper --help`."""

@@ -1,0 +1,117 @@
+"""`famr audit`: attacks on a finished run, judged by thresholds; written into the run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from famr.audit.audit import audit
+from famr.audit.style_probe import StyleLayer
+from famr.audit.verdict import Audit, read_thresholds
+from famr.cli.opening import OpenedRun, load_retrained, open_run
+from famr.cli.options import AlwaysResumes, Device, ForgottenRun, MovedOptions, Quiet, Seed
+from famr.cli.printing import Result, print_audit
+from famr.cli.shadow_models import ShadowTask, train_shadow_models
+from famr.errors import GateError
+from famr.runs.folder import add_to_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowOptions:
+    """Shadow models for LiRA and U-LiRA.
+
+    Attributes:
+        shadows: Shadow models to train in all, for LiRA and U-LiRA.
+        shadow_start: What their training starts from: scratch, or the checkpoint that was fine-tuned.
+        shadow_cache: Folder that keeps them. None: RUN.shadows.
+    """
+
+    shadows: int | None = None
+    shadow_start: str | None = None
+    shadow_cache: Path | None = None
+
+
+def audit_command(
+    run: ForgottenRun,
+    moved: MovedOptions,
+    shadow: ShadowOptions,
+    retrained: list[str] | None = None,
+    thresholds: Path | None = None,
+    quick: Annotated[bool, typer.Option("--quick")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    resume: AlwaysResumes = False,  # noqa: ARG001  # finished shadow models are in the cache in any case
+    quiet: Quiet = False,
+) -> Result:
+    """Audit a run with attacks; exit code 7 where a gate fails.
+
+    The outcome is written into the run folder. An audit that was stopped is simply started again: finished shadow
+    models are not trained twice.
+
+    Args:
+        run: The run folder.
+        moved: What is no longer where its records say.
+        shadow: Shadow models.
+        retrained: A model trained without the forget set, one for each seed.
+        thresholds: A JSON file of thresholds, fixed before the run.
+        quick: Leave out relearning, rounding, export and CKA.
+        seed: Of the audit.
+        device: Where to compute.
+        resume: It always resumes.
+        quiet: Whether shadow models are trained without notes.
+    """
+    limits = None if thresholds is None else read_thresholds(thresholds)
+    opened = open_run(run, moved)
+    references = [load_retrained(spec, opened.model, opened.request) for spec in retrained or []]
+    shadows = None
+    if shadow.shadows is not None:
+        cache = shadow.shadow_cache or Path(f"{run}.shadows")
+        task = ShadowTask(shadow.shadows, shadow.shadow_start, cache, moved.original, seed, device, quiet)
+        shadows = train_shadow_models(opened, task)
+    outcome = audit(
+        opened.model,
+        opened.splits,
+        original=opened.original,
+        retrained=references,
+        shadows=shadows,
+        style=style_layer(opened),
+        quick=quick,
+        thresholds=limits,
+        seed=seed,
+        device=device,
+    )
+    content = json.dumps(outcome.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    add_to_run(run, {"unlearning/audit.json": content})
+    return Result(outcome.to_json(), lambda: print_audit(outcome, str(run)), failed_gates(outcome))
+
+
+def style_layer(opened: OpenedRun) -> StyleLayer | None:
+    """The layer in which a style was forgotten; None for other requests.
+
+    Args:
+        opened: The run.
+    """
+    method = opened.record["method"]
+    if opened.request.style is None or method.get("style_layer") is None:
+        return None
+    return StyleLayer(method["style_layer"], method["style_channels_last"])
+
+
+def failed_gates(outcome: Audit) -> GateError | None:
+    """The gates that the unlearned model fails, as an error; None where it fails none.
+
+    Args:
+        outcome: The audit.
+    """
+    failed = [check.name for check in outcome.checks if check.verdicts.get("unlearned") == "fail"]
+    if not failed:
+        return None
+    return GateError(
+        f"The unlearned model fails {len(failed)} of {len(outcome.checks)} gates of the audit.",
+        where=", ".join(failed),
+        fix="See unlearning/audit.json; forget with another target or strength, or retrain.",
+    )
