@@ -153,8 +153,8 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _logit_distance(ours: nn.Module, theirs: nn.Module, images: Tensor) -> Tensor:
-    difference = _logits(ours, images) - _logits(theirs, images)
-    return torch.linalg.vector_norm(difference, dim=-1)
+    distance: Tensor = (_logits(ours, images) - _logits(theirs, images)).norm(dim=-1)
+    return distance
 
 
 def _single_images(batches: Batches) -> Iterator[Tensor]:
