@@ -228,13 +228,17 @@ def test_objective_of_a_run_has_each_anchor_once_per_batch_of_the_sum(
     result = famr.forget(original, few, method, device="cpu", monitor=famr.Monitor(track_retain=False))
     with run_objective(result, RunInputs.of(original, few, None), CPU) as objective:
         problem, steps = objective.problem, 2 if reduction == "sum" else 1
-        weights = objective.start + 0.05 * random_unit(objective.start)
+        weights = objective.start + 0.5 * random_unit(objective.start)
         objective.set_weights(weights)
         weight_anchor, function_anchor = (term.anchor for term in problem.anchors)
-        kl = problem.objective.measure(problem.forget(None))[1]
-        anchored = 0.5 * weight_anchor.penalty(objective.parameters) + 2 * function_anchor.penalty([])
-        expected = (kl.sum() if reduction == "sum" else kl.mean()) + steps * anchored
-        assert objective.value() == pytest.approx(float(expected), rel=1e-4)
+        kl = problem.objective.measure(problem.forget(None)).kl
+        assert objective.forget_value() == pytest.approx(float(kl.sum() if reduction == "sum" else kl.mean()), rel=1e-5)
+        for term, anchored in (
+            ({"function_anchor": None}, 0.5 * weight_anchor.penalty(objective.parameters)),
+            ({"penalty": None}, 2 * function_anchor.penalty(objective.parameters)),
+        ):
+            penalty = replace(objective, **term).value() - objective.forget_value()
+            assert penalty == pytest.approx(steps * float(anchored), rel=0.01)
         assert objective.rate == pytest.approx(1e-4 / steps)
 
         direction, values = random_unit(weights), []

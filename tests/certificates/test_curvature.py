@@ -79,26 +79,35 @@ def test_gauss_newton_is_jacobian_softmax_curvature_jacobian(mlp: nn.Module, bat
     assert torch.allclose(dense(gauss_newton_product(losses, parameters), 51), slow, atol=1e-10)
 
 
+class SummedKL(nn.Module):
+    """KL to a target of each image, as a loss of curvlinops."""
+
+    reduction = "sum"
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return target_kl(logits, targets).sum()
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # curvlinops uses it
-def test_products_agree_with_curvlinops(mlp: nn.Module, batches: list[Tensor]) -> None:
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(reduction="sum"), SummedKL()])
+def test_products_agree_with_curvlinops(mlp: nn.Module, batches: list[Tensor], loss: nn.Module) -> None:
     import curvlinops
 
-    own = list(mlp.parameters())
-    labels = [torch.arange(5) % 3 for _ in batches]
-    data = list(zip(batches, labels, strict=True))
-    cross_entropy = nn.CrossEntropyLoss(reduction="sum")
+    parameters, draws = list(mlp.parameters()), torch.Generator().manual_seed(2)
+    targets = [torch.randn(5, 3, dtype=torch.float64, generator=draws).softmax(dim=-1) for _ in batches]
+    data = list(zip(batches, targets, strict=True))
 
     def losses() -> Iterator[tuple[Tensor, Tensor]]:
-        for images, classes in data:
+        for images, target in data:
             logits = mlp(images)
-            yield logits, cross_entropy(logits, classes)
+            yield logits, loss(logits, target)
 
-    vector = torch.randn(51, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    vector = torch.randn(51, dtype=torch.float64, generator=draws)
     for theirs, product in (
-        (curvlinops.HessianLinearOperator, hessian_product(lambda: (loss for _, loss in losses()), own)),
-        (curvlinops.GGNLinearOperator, gauss_newton_product(losses, own)),
+        (curvlinops.HessianLinearOperator, hessian_product(lambda: (value for _, value in losses()), parameters)),
+        (curvlinops.GGNLinearOperator, gauss_newton_product(losses, parameters)),
     ):
-        expected = theirs(mlp, cross_entropy, own, data) @ vector
+        expected = theirs(mlp, loss, parameters, data) @ vector
         assert torch.allclose(product(vector), expected, atol=1e-8)
 
 
