@@ -85,7 +85,7 @@ class Removal:
             bound=0.0,
             holds=self.removed_trained_on == 0,
             assumptions=(
-                Assumption("The starting weights did not see the removed images.", "stated"),
+                Assumption("The initial weights were not trained on the removed images.", "stated"),
                 Assumption("The data holds under each remaining id the image and label first trained on.", "stated"),
             ),
             details={
