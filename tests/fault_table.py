@@ -155,10 +155,9 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     36: (
-        "each batch is taken in parts, then each block is computed twice, with a warning and the same result; else 5",
+        "each batch is split into micro-batches, with one warning and the same result; else 5",
         (
-            "test_oom.py::test_a_run_that_runs_out_of_memory_takes_its_batches_in_parts_and_ends_the_same",
-            "test_oom.py::test_blocks_that_are_computed_twice_keep_less_and_give_the_same_gradient",
+            "test_oom.py::test_a_run_that_runs_out_of_memory_splits_its_batches_and_ends_the_same",
             "test_oom.py::test_where_one_image_is_too_much_the_error_says_so_and_the_network_is_as_it_was",
         ),
     ),
@@ -166,15 +165,15 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         "5: Another process of this run ended, or did not answer in time; no run folder and no staging is left",
         (
             "test_distributed.py::test_a_killed_process_ends_the_other",
-            "test_distributed.py::test_a_process_that_sleeps_is_not_waited_for_without_end",
-            "test_distributed.py::test_a_process_that_fails_halfway_tells_the_other_why",
+            "test_distributed.py::test_a_process_that_hangs_ends_the_other_at_the_timeout",
+            "test_distributed.py::test_both_processes_end_with_the_error_of_the_one_that_fails",
         ),
     ),
     47: (
         "3: The processes of this run do not see the same: the pixels of the forget images.",
         (
-            "test_distributed.py::test_the_same_names_with_other_pictures_are_noticed",
-            "test_distributed.py::test_what_is_wrong_with_one_is_said_by_both",
+            "test_distributed.py::test_the_same_names_with_other_pixels_are_refused",
+            "test_distributed.py::test_an_error_in_one_process_is_raised_in_both",
         ),
     ),
     54: (

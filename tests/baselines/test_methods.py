@@ -39,7 +39,7 @@ from famr.baselines.forsaken import forsaken_loss, non_member_target
 from famr.baselines.label_annealing import annealed_labels, class_quotas
 from famr.baselines.neg_grad_plus import neg_grad_plus_loss
 from famr.baselines.newton_head import newton_removal, softmax_gradient, softmax_hessian_product
-from famr.baselines.random_labels import draw_labels, other_labels
+from famr.baselines.random_labels import draw_wrong_labels, other_labels
 from famr.baselines.salun import saliency_masks
 from famr.baselines.scrub import max_step_loss, min_step_loss, teacher_kl
 from famr.baselines.ssd import dampened
@@ -108,13 +108,13 @@ def test_an_untrained_network_shares_no_weights_with_the_trained_one(simple: fam
 
 
 def test_a_module_that_cannot_draw_new_weights_is_named() -> None:
-    class Stubborn(nn.Module):
+    class Fixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.ones(1))
 
-    with pytest.raises(CheckpointError, match="Stubborn"):
-        untrained(famr.Classifier(nn.Sequential(nn.Linear(2, 2), Stubborn())), 0)
+    with pytest.raises(CheckpointError, match="Fixed"):
+        untrained(famr.Classifier(nn.Sequential(nn.Linear(2, 2), Fixed())), 0)
 
 
 def test_fine_tuning_lowers_the_retained_loss(simple: famr.Classifier, without_three: famr.Splits) -> None:
@@ -159,7 +159,7 @@ def test_neg_grad_plus_weighs_down_and_up(logits: tuple[Tensor, Tensor]) -> None
 # Random labels and SalUn
 
 
-def test_draw_labels_are_wrong_uniform_and_of_classes_that_stay() -> None:
+def test_drawn_labels_are_wrong_uniform_and_of_classes_that_stay() -> None:
     labels, allowed = torch.arange(30_000) % 4, torch.tensor([0, 1, 3])
     drawn = other_labels(labels, allowed, torch.rand(30_000, generator=torch.Generator().manual_seed(3)))
     assert not bool((drawn == labels).any())
@@ -174,8 +174,8 @@ def test_a_label_is_drawn_once_for_each_image_from_the_seed(
     simple: famr.Classifier, without_three: famr.Splits
 ) -> None:
     session = session_of(simple, without_three)
-    labels = draw_labels(session)
-    assert torch.equal(labels, draw_labels(session))
+    labels = draw_wrong_labels(session)
+    assert torch.equal(labels, draw_wrong_labels(session))
     assert len(labels) == 146
     assert 3 not in labels.tolist()
     assert len(set(labels.tolist())) == 9
@@ -187,7 +187,7 @@ def test_random_labels_are_learned(simple: famr.Classifier, without_three: famr.
     session = session_of(simple, without_three)
     (batch,) = session.batches(without_three.forget, 146)
     predicted = result.model.logits(batch.images).argmax(dim=-1)
-    assert float((predicted == draw_labels(session)).float().mean()) > 0.3  # chance is 1/9
+    assert float((predicted == draw_wrong_labels(session)).float().mean()) > 0.3  # chance is 1/9
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
@@ -275,7 +275,7 @@ def test_the_student_of_a_bad_teacher_approaches_it_on_the_forget_set(
     assert bool(after < 0.2 * before)
 
 
-def test_a_bad_teacher_sees_three_tenths_of_the_retained_images(
+def test_a_bad_teacher_uses_three_tenths_of_the_retained_images(
     simple: famr.Classifier, without_three: famr.Splits
 ) -> None:
     result = BadTeacher().with_numbers(batch_size=50).unlearn(simple, without_three, device="cpu")

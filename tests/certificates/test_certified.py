@@ -112,7 +112,7 @@ def test_the_commands_train_remove_and_refuse(original_run: Path, tmp_path: Path
     for command in (["evaluate"], ["report"], ["audit"], ["certify"], ["export"], ["sign", "--key", tmp_path / "none"]):
         told = run(command[0], less, *command[1:])
         assert told.code == 4
-        assert "of a certified head: what holds of it stands in its certificate.md" in told.err
+        assert "of a certified head: its guarantee is in its certificate.md" in told.err
 
 
 @pytest.mark.parametrize("name", ["--epsilon", "--delta", "--sigma", "--head-strength"])

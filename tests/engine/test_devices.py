@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from types import SimpleNamespace
+import os
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
-from famr import Classifier
-from famr.engine import devices, waking
-from famr.engine.devices import deterministic, tf32_matmul, unplanned_attention
+from famr.engine.devices import CUBLAS, autocast, deterministic, ready_attention, tf32_matmul
+
+CPU = torch.device("cpu")
 
 
 def state() -> tuple[object, ...]:
@@ -21,24 +21,33 @@ def state() -> tuple[object, ...]:
         torch.backends.cuda.mem_efficient_sdp_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         torch.random.get_rng_state().tolist(),
+        os.environ.get(CUBLAS),
     )
 
 
-def test_inside_everything_is_drawn_from_the_seed_by_kernels_that_repeat_themselves() -> None:
-    drawn = []
+def test_inside_everything_is_drawn_from_the_seed_by_deterministic_kernels() -> None:
+    draws = []
     for seed in (1, 1, 2):
         with deterministic(seed):
-            drawn.append(torch.rand(3))
+            draws.append(torch.rand(3))
             assert torch.are_deterministic_algorithms_enabled()
             assert not torch.backends.cuda.mem_efficient_sdp_enabled()
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
+            assert os.environ[CUBLAS]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
 
 
-@pytest.mark.parametrize("thrifty", [True, False])
-def test_the_callers_state_comes_back_even_after_an_error(thrifty: bool) -> None:
+@pytest.mark.parametrize("efficient", [True, False])
+@pytest.mark.parametrize("workspace", [None, ":16:8"])
+def test_the_callers_state_returns_even_after_an_error(
+    efficient: bool, workspace: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if workspace is None:
+        monkeypatch.delenv(CUBLAS, raising=False)
+    else:
+        monkeypatch.setenv(CUBLAS, workspace)
     usual = torch.backends.cuda.mem_efficient_sdp_enabled()
-    torch.backends.cuda.enable_mem_efficient_sdp(thrifty)
+    torch.backends.cuda.enable_mem_efficient_sdp(efficient)
     try:
         before = state()
         with pytest.raises(KeyError), deterministic(3):
@@ -49,8 +58,8 @@ def test_the_callers_state_comes_back_even_after_an_error(thrifty: bool) -> None
 
 
 @pytest.mark.parametrize("precision", ["none", "ieee", "tf32"])
-def test_quick_products_leave_the_precision_as_it_was_to_the_letter(precision: str) -> None:
-    """A compiled network asks for more than the name of the precision, and is compiled anew where it differs."""
+def test_tf32_products_leave_the_precision_exactly_as_it_was(precision: str) -> None:
+    """A compiled network reads more than the name of the precision, and is compiled again where it differs."""
     backend = torch.backends.cuda.matmul
     before = backend.fp32_precision
     try:
@@ -62,59 +71,22 @@ def test_quick_products_leave_the_precision_as_it_was_to_the_letter(precision: s
         backend.fp32_precision = before
 
 
-def planned() -> bool:
-    return bool(torch.backends.cuda.cudnn_sdp_enabled())
+def test_attention_off_cuda_is_left_alone() -> None:
+    assert isinstance(ready_attention(CPU), nullcontext)
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_attention_goes_without_plans_until_the_last_who_asked_for_it_is_done(before: bool) -> None:
-    asked, done, seen = threading.Event(), threading.Event(), []
-
-    def another() -> None:
-        with unplanned_attention():
-            asked.set()
-            done.wait(10)
-            seen.append(planned())
-
-    usual = planned()
-    torch.backends.cuda.enable_cudnn_sdp(before)
-    thread = threading.Thread(target=another)
-    try:
-        with pytest.raises(KeyError), unplanned_attention():
-            raise KeyError(thread.start(), asked.wait(10))
-        assert not planned()  # the other thread is not done
-        done.set()
-        thread.join()
-        assert seen == [False]
-        assert planned() is before
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(usual)
-
-
-class Noting(nn.Module):
-    """A network that notes how attention would be done."""
-
-    def forward(self, images: SimpleNamespace) -> torch.Tensor:
-        images.seen.append(planned())
-        return torch.zeros(1, 2)
-
-
-def test_answers_without_a_gradient_take_attention_without_plans_and_steps_take_what_torch_prefers() -> None:
-    network = Classifier(Noting())
-    for is_cuda, gradient, expected in ((True, False, False), (True, True, planned()), (False, False, planned())):
-        images = SimpleNamespace(is_cuda=is_cuda, seen=[])
-        with torch.set_grad_enabled(gradient):
-            network.logits(images)  # type: ignore[arg-type]
-        assert images.seen == [expected]
-    assert planned()
-
-
-def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    named = [devices.with_index(torch.device(name)) for name in ("cuda", "cuda:1", "cpu")]
-    assert [str(place) for place in named] == ["cuda:3", "cuda:1", "cpu"]
-    monkeypatch.setattr(waking, "_AWAKE", set())
-    with waking.wakes(torch.device("cuda")) as attention:
-        attention.tokens = 1
-    woken = [waking.awake(torch.device(name)) for name in ("cuda", "cuda:3", "cuda:1")]
-    assert woken == [True, True, False]  # under whichever name a run has it
+def test_full_precision_needs_no_autocast_and_bf16_sees_every_change_of_a_weight() -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    ones = torch.ones(1, 2)
+    with autocast(CPU, "fp32"):
+        assert layer(ones).dtype == torch.float32
+    sums = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the caller's, whose cache of casts lives as long as it does
+        for value in (1.0, 2.0):
+            with torch.no_grad():
+                layer.weight.fill_(value)
+            with autocast(CPU, "bf16"):
+                out = layer(ones)
+            assert out.dtype == torch.bfloat16
+            sums.append(float(out.detach().sum()))
+    assert sums == [4.0, 8.0]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,27 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 import famr
-from famr.engine import launch as joining
-from famr.engine.distributed import Ranks, from_words, in_words, number
-from famr.engine.launch import joined, started
+from famr.engine import launch
+from famr.engine.distributed import Ranks, as_float, error_from_json, error_to_json
+from famr.engine.launch import launched_ranks, process_group
 from famr.errors import DataError, RequestError
 from rank_worlds import (
-    DIVISIBLE,
     METHODS,
+    PLAIN,
+    SHARDABLE,
+    START,
     Ended,
     by_itself,
     close,
     command,
-    command_with_a_death,
-    features,
-    forgotten,
+    double_model,
+    failing_command,
+    forget_pairs,
+    history_of,
     many_checks,
-    told,
+    note_the_end,
+    noted_command,
+    predicted,
     world,
 )
 from small import QUICK, picture, save_pictures, save_small
@@ -43,9 +49,14 @@ ROUNDED = 1e-5
 """For single precision and a few plain steps."""
 
 
+@cache
+def one_process(name: str) -> famr.Unlearned:
+    return forget_pairs(name, PLAIN)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, pictures, and pictures of which one is another under the same name."""
+    """A folder with a model, pictures, and the same pictures but one, which has other pixels under the same name."""
     place = tmp_path_factory.mktemp("ranks")
     save_small(place / "original")
     save_pictures(place / "data")
@@ -55,11 +66,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def met(place: Path) -> Path:
-    """What two processes left behind that met once and did many things."""
-    ended = world(place / "met", many_checks, place / "met", f"folder:{place / 'data'}")
+def checks(place: Path) -> Path:
+    """The results of many checks in one group of two processes."""
+    ended = world(place / "checks", many_checks, place / "checks", f"folder:{place / 'data'}")
     assert [each.code for each in ended] == [0, 0], ended
-    return place / "met"
+    return place / "checks"
 
 
 def forget_command(place: Path, output: str, *more: str, data: str = "data", epochs: int = 2) -> list[str]:
@@ -84,44 +95,49 @@ def files(run: Path) -> list[str]:
 
 
 def record(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "unlearning/run.json").read_text(encoding="utf-8"))
-    return found
+    values: dict[str, Any] = json.loads((run / "unlearning/run.json").read_text(encoding="utf-8"))
+    return values
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_two_processes_come_to_the_weights_of_one(met: Path, name: str) -> None:
-    expected = forgotten(name)
+def test_two_processes_give_the_weights_of_one(checks: Path, name: str) -> None:
+    expected = one_process(name)
     for rank in range(2):
         torch.testing.assert_close(
-            load_file(met / f"{name}.{rank}"), dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT
+            load_file(checks / f"{name}.{rank}"), dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT
         )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_both_tell_the_same_history(met: Path, name: str) -> None:
-    first, second = (json.loads((met / f"{name}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
+def test_both_processes_have_the_history_of_one(checks: Path, name: str) -> None:
+    first, second = (json.loads((checks / f"{name}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
     assert first == second
-    assert close(first, told(forgotten(name)), EXACT)
+    assert close(first, history_of(one_process(name)), EXACT)
 
 
-@pytest.mark.parametrize("name", DIVISIBLE)
-def test_weights_in_parts_come_to_the_same(met: Path, name: str) -> None:
-    expected = forgotten(name)
-    found = load_file(met / f"{name}, in parts.0")
-    torch.testing.assert_close(found, dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT)
-    history = json.loads((met / f"{name}, in parts.0.json").read_text(encoding="utf-8"))
-    assert close(history, told(expected), EXACT)
+@pytest.mark.parametrize("name", SHARDABLE)
+def test_sharded_weights_give_the_same(checks: Path, name: str) -> None:
+    expected = one_process(name)
+    weights = load_file(checks / f"{name}, sharded.0")
+    torch.testing.assert_close(weights, dict(expected.module.state_dict()), atol=EXACT, rtol=EXACT)
+    history = json.loads((checks / f"{name}, sharded.0.json").read_text(encoding="utf-8"))
+    assert close(history, history_of(expected), EXACT)
 
 
-def test_answers_are_gathered_in_the_order_of_the_images(place: Path, met: Path) -> None:
-    expected = features(f"folder:{place / 'data'}")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sharded_weights_are_reset_to_the_originals(checks: Path, rank: int) -> None:
+    torch.testing.assert_close(load_file(checks / f"reset.{rank}"), dict(double_model().module.state_dict()))
+
+
+def test_rows_are_gathered_in_the_order_of_the_images(place: Path, checks: Path) -> None:
+    expected = predicted(f"folder:{place / 'data'}")
     assert len(expected["logits"]) == 18
     for rank in range(2):
-        torch.testing.assert_close(load_file(met / f"features.{rank}"), expected)
+        torch.testing.assert_close(load_file(checks / f"features.{rank}"), expected)
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("case", "text"),
     [
         ("other images", "DataError: The processes of this run do not see the same: the forget images."),
         ("other order", "DataError: The processes of this run do not see the same: the seed."),
@@ -130,13 +146,15 @@ def test_answers_are_gathered_in_the_order_of_the_images(place: Path, met: Path)
         ("whole layers", "RequestError: The kfac anchor needs whole layers, and --shard divides them."),
     ],
 )
-def test_what_is_wrong_with_one_is_said_by_both(met: Path, what: str, words: str) -> None:
-    said = [json.loads((met / f"errors.{rank}").read_text(encoding="utf-8"))[what] for rank in range(2)]
-    assert [each.splitlines()[0] for each in said] == [words, words]
+def test_an_error_in_one_process_is_raised_in_both(checks: Path, case: str, text: str) -> None:
+    errors = [json.loads((checks / f"errors.{rank}").read_text(encoding="utf-8"))[case] for rank in range(2)]
+    assert [error.splitlines()[0] for error in errors] == [text, text]
 
 
-def test_an_unforeseen_error_reaches_the_other_with_its_rank(met: Path) -> None:
-    own, other = (json.loads((met / f"errors.{rank}").read_text(encoding="utf-8"))["one breaks"] for rank in range(2))
+def test_an_unexpected_error_reaches_the_other_process_with_its_rank(checks: Path) -> None:
+    own, other = (
+        json.loads((checks / f"errors.{rank}").read_text(encoding="utf-8"))["one breaks"] for rank in range(2)
+    )
     assert own == "by zero"
     assert other.splitlines() == ["FamrError: ZeroDivisionError: by zero", "  where: rank 0"]
 
@@ -155,163 +173,167 @@ def test_torchrun_writes_the_folder_of_one_process_once(place: Path, alone: Path
     assert not list(place.glob("*unfinished*"))
 
 
-def test_weights_in_parts_are_written_whole(place: Path, alone: Path) -> None:
+def test_sharded_weights_are_written_whole(place: Path, alone: Path) -> None:
     ended = world(place / "log", command, forget_command(place, "parts", "--shard"))
     assert [each.code for each in ended] == [0, 0], ended
     parts = place / "parts"
     torch.testing.assert_close(weights(parts), weights(alone), atol=ROUNDED, rtol=ROUNDED)
     assert files(parts) == files(alone)
     assert record(parts)["sharded"] is True
-    assert ended[1].out == ended[1].err == ""  # only the first speaks
+    assert ended[1].out == ended[1].err == ""  # only the first process prints
     famr.load_model(str(parts))
 
 
-def test_the_same_names_with_other_pictures_are_noticed(place: Path) -> None:
+def test_the_same_names_with_other_pixels_are_refused(place: Path) -> None:
     ended = world(place / "log", command, forget_command(place, "never"), forget_command(place, "never", data="other"))
     assert [each.code for each in ended] == [3, 3]
     assert all("do not see the same: the pixels of the forget images." in each.err for each in ended)
     assert all("rank 1 against rank 0" in each.err for each in ended)
-    nothing_is_left(place)
+    assert_nothing_is_left(place)
 
 
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_killed_process_ends_the_other(place: Path, dies: int) -> None:
-    ended = world(place / "log", command_with_a_death, dies, "killed", forget_command(place, "never", epochs=9))
+    ended = world(place / "log", failing_command, dies, "killed", forget_command(place, "never", epochs=9))
     assert ended[dies].code == -9
     assert ended[1 - dies].code == 5
     assert "Another process of this run ended" in ended[1 - dies].err
-    nothing_is_left(place)
+    assert_nothing_is_left(place)
 
 
-def test_a_process_that_sleeps_is_not_waited_for_without_end(place: Path) -> None:
+def test_a_process_that_hangs_ends_the_other_at_the_timeout(place: Path) -> None:
     arguments = forget_command(place, "never", epochs=9)
-    ended = world(place / "log", command_with_a_death, 1, "asleep", arguments, stopped=1)
+    ended = world(place / "log", failing_command, 1, "asleep", arguments, stopped=1)
     assert ended[0].code == 5
     assert "did not answer in time" in ended[0].err
-    nothing_is_left(place)
+    assert_nothing_is_left(place)
 
 
-@pytest.mark.parametrize(("dies", "more"), [(0, []), (1, []), (0, ["--shard"])])
-def test_a_process_that_fails_halfway_tells_the_other_why(place: Path, dies: int, more: list[str]) -> None:
+@pytest.mark.parametrize(("dies", "more"), [(0, ["--shard"]), (1, [])])
+def test_both_processes_end_with_the_error_of_the_one_that_fails(place: Path, dies: int, more: list[str]) -> None:
     arguments = forget_command(place, "never", "--json", *more, epochs=9)
-    ended = world(place / "log", command_with_a_death, dies, "failed", arguments)
+    ended = world(place / "log", failing_command, dies, "failed", arguments)
     assert [each.code for each in ended] == [3, 3]
     assert all("The image cannot be read." in each.err for each in ended)
-    assert f"rank {dies}: cats/3.png" in ended[1 - dies].err, "also where the one that fails keeps the store"
+    assert f"rank {dies}: cats/3.png" in ended[1 - dies].err, "also where the failing one holds the store"
     assert json.loads(ended[0].out)["error"]["exit_code"] == 3
     assert ended[1].out == ""
-    nothing_is_left(place)
+    assert_nothing_is_left(place)
 
 
-def test_two_go_on_where_two_were_stopped(place: Path, alone: Path) -> None:
+def test_two_processes_resume_a_run_that_two_began(place: Path, alone: Path) -> None:
     arguments = forget_command(place, "stopped")
-    ended = world(place / "log", command_with_a_death, 0, "failed", arguments)
+    ended = world(place / "log", failing_command, 0, "failed", arguments)
     assert [each.code for each in ended] == [3, 3]
     assert (place / "stopped.unfinished/state.json").is_file()
-    assert ["stopped.unfinished; --resume continues from it" in each.err for each in ended] == [True, False]
-    ended = world(place / "log", command_with_a_death, 0, "failed", [*arguments, "--resume"])
+    assert ["stopped.unfinished; with --resume it goes on from there" in each.err for each in ended] == [True, False]
+    ended = world(place / "log", failing_command, 0, "failed", [*arguments, "--resume"])
     assert [each.code for each in ended] == [0, 0], "two of four steps are left, so there is no third to fail in"
     torch.testing.assert_close(weights(place / "stopped"), weights(alone), atol=ROUNDED, rtol=ROUNDED)
     assert not (place / "stopped.unfinished").exists()
 
 
-def test_only_some_commands_can_be_shared(place: Path) -> None:
-    ended: list[Ended] = world(place / "log", command, ["classes", str(place / "original")])
+def test_other_commands_run_in_one_process_only_and_all_end_at_once(place: Path) -> None:
+    """Threads of a process group may abort an interpreter that ends step by step."""
+    ended: list[Ended] = world(place / "log", noted_command, place, ["classes", str(place / "original")])
     assert [each.code for each in ended] == [2, 2]
     assert all("`famr classes` runs in one process" in each.err for each in ended)
+    assert not list(place.glob("ended.*"))
+    process = START.Process(target=note_the_end, args=(place / "ended.alone",))
+    process.start()
+    process.join(timeout=60)
+    assert (place / "ended.alone").exists()
 
 
-def nothing_is_left(place: Path) -> None:
+def assert_nothing_is_left(place: Path) -> None:
     assert not (place / "never").exists()
     assert not list(place.glob(".never.*.tmp"))
 
 
 def test_fewer_processes_than_asked_for_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(RequestError, match="2 processes were asked for, and 1 started"), joined(2):
+    with pytest.raises(RequestError, match="2 processes were asked for, and 1 started"), process_group(2):
         pass
-    with pytest.raises(RequestError, match="several processes"), joined(shard=True):
+    with pytest.raises(RequestError, match="several processes"), process_group(shard=True):
         pass
 
 
 @pytest.mark.parametrize("values", [("x", "2"), ("2", "2"), ("-1", "2"), ("0", "two")])
-def test_variables_that_make_no_sense_are_refused(values: tuple[str, str]) -> None:
-    with pytest.raises(RequestError, match="do not make sense"):
-        started({"RANK": values[0], "WORLD_SIZE": values[1]})
+def test_launcher_variables_that_contradict_each_other_are_refused(values: tuple[str, str]) -> None:
+    with pytest.raises(RequestError, match="contradict each other"):
+        launched_ranks({"RANK": values[0], "WORLD_SIZE": values[1]})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("count", [1, 2, 5, 16])
-def test_shares_are_of_one_length_and_miss_no_image(size: int, count: int) -> None:
+def test_shares_have_one_length_and_miss_no_image(size: int, count: int) -> None:
     shares = [Ranks(rank, size).share(torch.arange(count)) for rank in range(size)]
     assert len({len(share) for share in shares}) == 1
     assert torch.cat(shares)[:count].tolist() == list(range(count))
 
 
 @pytest.mark.parametrize("name", ["mps", "cuda:1"])
-def test_a_device_that_cannot_be_shared_is_refused(name: str) -> None:
+def test_a_device_that_processes_cannot_share_is_refused(name: str) -> None:
     with pytest.raises(RequestError, match="cannot share"):
-        Ranks(0, 2).place(name)
+        Ranks(0, 2).device(name)
 
 
-def test_a_figure_that_is_whole_is_its_number() -> None:
-    assert number(torch.tensor(2.5)) == 2.5
+def test_a_scalar_that_is_not_sharded_is_its_number() -> None:
+    assert as_float(torch.tensor(2.5)) == 2.5
 
 
-def test_nobody_leaves_before_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_waits_for_all_to_end_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    early = threading.Thread(target=joining._wait_for_all, args=(store, joining.ENDED, 2))
+    early = threading.Thread(target=launch._wait_for_all, args=(store, launch.ENDED, 2))
     early.start()
     early.join(0.2)
     assert early.is_alive()
-    joining._wait_for_all(store, joining.ENDED, 2)
-    early.join(joining.PARTING)
+    launch._wait_for_all(store, launch.ENDED, 2)
+    early.join(launch.EXIT_TIMEOUT)
     assert not early.is_alive()
-    monkeypatch.setattr(joining, "PARTING", 0.05)
-    joining._wait_for_all(
-        dist.HashStore(), joining.ENDED, 2
-    )  # the other never comes; one's own work is done all the same
+    monkeypatch.setattr(launch, "EXIT_TIMEOUT", 0.05)
+    launch._wait_for_all(dist.HashStore(), launch.ENDED, 2)  # the other rank never comes
 
 
-def test_who_fails_leaves_after_all_have_heard_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, words = dist.HashStore(), in_words(DataError("Broken.", where="a.png"), 0)
-    fails = threading.Thread(target=joining._leave_words, args=(store, words, 2))
+def test_a_failing_rank_ends_after_all_have_read_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, values = dist.HashStore(), error_to_json(DataError("Broken.", where="a.png"), 0)
+    fails = threading.Thread(target=launch._leave_error, args=(store, values, 2))
     fails.start()
-    own = joining._Listener(store)
-    fails.join(2 * joining.BEAT)
+    own = launch._Listener(store)
+    fails.join(2 * launch.POLL_INTERVAL)
     assert fails.is_alive()
-    other = joining._Listener(store)
-    fails.join(joining.PARTING / 2)
-    assert not fails.is_alive(), "it does not wait in vain"
+    other = launch._Listener(store)
+    fails.join(launch.EXIT_TIMEOUT / 2)
+    assert not fails.is_alive(), "all have read it"
     for each in (own, other):
-        assert str(each.last_words()) == str(from_words(words))
-    monkeypatch.setattr(joining, "PARTING", 0.05)
-    joining._leave_words(dist.HashStore(), words, 2)  # nobody is there to hear it
+        assert str(each.error()) == str(error_from_json(values))
+    monkeypatch.setattr(launch, "EXIT_TIMEOUT", 0.05)
+    launch._leave_error(dist.HashStore(), values, 2)  # no other rank is there to read it
 
 
-def test_who_hears_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "LAST_WORDS", 0.05)
-    listener = joining._Listener(dist.HashStore())
-    assert "Another process of this run ended" in str(listener.last_words())
+def test_a_rank_that_finds_no_error_says_that_another_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "ERROR_TIMEOUT", 0.05)
+    listener = launch._Listener(dist.HashStore())
+    assert "Another process of this run ended" in str(listener.error())
     listener.stop()
 
 
-def test_the_group_is_left_after_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_is_destroyed_after_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
     store = dist.HashStore()
-    monkeypatch.setattr(joining, "started", lambda: Ranks(0, 2, 0))
-    monkeypatch.setattr(joining, "_meet", lambda _ranks, _device: store)
-    monkeypatch.setattr(joining, "_wait_for_all", lambda *given: done.append(given))
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
+    monkeypatch.setattr(launch, "launched_ranks", lambda: Ranks(0, 2, 0))
+    monkeypatch.setattr(launch, "_connect", lambda _ranks, _device: store)
+    monkeypatch.setattr(launch, "_wait_for_all", lambda *arguments: done.append(arguments))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroyed"))
     threads = threading.active_count()
-    with joined(2):
+    with process_group(2):
         assert done == []
         assert threading.active_count() == threads + 1
-    assert done == [(store, joining.ENDED, 2), "left"]
-    assert threading.active_count() == threads, "nobody listens any more"
+    assert done == [(store, launch.ENDED, 2), "destroyed"]
+    assert threading.active_count() == threads, "the listener has stopped"
 
 
-def test_who_kept_the_store_may_be_gone() -> None:
+def test_the_rank_that_holds_the_store_may_be_gone() -> None:
     class Gone(dist.Store):
         def add(self, _key: str, _amount: int) -> int:
             raise dist.DistNetworkError("Connection reset by peer")
@@ -319,24 +341,20 @@ def test_who_kept_the_store_may_be_gone() -> None:
         def check(self, _keys: list[str]) -> bool:
             raise dist.DistNetworkError("Connection reset by peer")
 
-    joining._wait_for_all(Gone(), joining.ENDED, 2)
-    assert "Another process of this run ended" in str(joining._Listener(Gone()).last_words())
+    launch._wait_for_all(Gone(), launch.ENDED, 2)
+    assert "Another process of this run ended" in str(launch._Listener(Gone()).error())
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["--help"], 0), (["forget", "--nothing"], 2)])
-@pytest.mark.parametrize("size", [1, 2])
-def test_one_of_several_processes_ends_at_once_with_its_exit_code(size: int, arguments: list[str], code: int) -> None:
-    """Threads of the group may abort an interpreter that ends step by step."""
-    last = "import atexit; atexit.register(print, 'step by step'); from famr.cli.main import main; main()"
-    environment = {**os.environ, "WORLD_SIZE": str(size), "RANK": "0", "LOCAL_RANK": "0"}
-    done = subprocess.run([sys.executable, "-c", last, *arguments], capture_output=True, text=True, env=environment)
-    assert done.returncode == code
-    assert ("step by step" in done.stdout) == (size == 1)
-    assert "famr" in (done.stderr if code else done.stdout)
-
-
-def test_what_was_said_before_an_end_at_once_is_not_lost() -> None:
-    program = "from famr.cli.ranked import exit_at_once\nwith exit_at_once(): print('words')"
-    environment = {**os.environ, "WORLD_SIZE": "2", "PYTHONUNBUFFERED": ""}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"words\n", b"")
+@pytest.mark.parametrize(("size", "printed"), [(1, "words\nstep by step\n"), (2, "words\n")])
+def test_a_process_that_ends_at_once_keeps_its_exit_code_and_all_it_printed(size: int, printed: str) -> None:
+    program = """
+import atexit
+from famr.cli.ranked import parting
+atexit.register(print, "step by step")
+with parting():
+    print("words")
+    raise SystemExit(3)
+"""
+    environment = {**os.environ, "WORLD_SIZE": str(size), "PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (3, printed, "")

@@ -1,286 +1,188 @@
+"""Recorded steps are the called ones, and a step that cannot be recorded is called."""
+
 from __future__ import annotations
 
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from famr.data.loaders import Batch
-from famr.engine import graphs as captured
-from famr.engine.graphs import WORTH, Captured, worth_capturing
+from famr.engine import graphs
+from famr.engine.graphs import SYNCHRONISES, GraphedStep
+from recorded_steps import NOT_CAPTURABLE, CpuRecording, record_on_cpu
+
+CPU = torch.device("cpu")
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+Step = Callable[..., Tensor]
 
 
-def plan(sizes: list[tuple[int, ...]], plain: int = 1) -> list[int]:
-    """Which steps of a run would be the first to be captured."""
-    seen: Counter[tuple[int, ...]] = Counter()
-    captured: set[tuple[int, ...]] = set()
-    found = []
-    for step, size in enumerate(sizes):
-        due = seen[size] >= plain and size not in captured
-        if due and worth_capturing(seen, size, left=len(sizes) - step):
-            captured.add(size)
-            found.append(step)
-        seen[size] += 1
-    return found
-
-
-def test_the_usual_size_is_captured_at_its_second_step() -> None:
-    assert plan([(128,)] * 40) == [1]
-
-
-def test_the_first_step_is_captured_where_none_is_to_be_plain() -> None:
-    assert plan([(128,)] * 40, plain=0) == [0]
-    epoch = [(128,)] * 3 + [(116,)]
-    assert plan(epoch * 12, plain=0) == [0, 7]  # of another size it is not known that it will come again
-
-
-def test_a_short_last_batch_is_captured_only_where_there_are_many_epochs() -> None:
-    epoch = [(128,)] * 3 + [(116,)]
-    assert plan(epoch * 2) == [1]
-    assert plan(epoch * 12) == [1, 7]
-
-
-@pytest.mark.parametrize("steps", [1, 2, WORTH])
-def test_a_short_run_is_not_captured(steps: int) -> None:
-    assert plan([(64, 64)] * steps) == []
-    assert plan([(64, 64)] * (steps - 1), plain=0) == []
-
-
-class FakePool:
-    """Memory that must not go before what was taken from it, and that one capture at a time may use."""
-
-    id = (0, 7)
-    begun = False
-
-    @classmethod
-    def begin(cls) -> None:
-        if cls.begun:
-            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
-        cls.begun = True
-
-    @classmethod
-    def end(cls, _device: int = 0, _pool: tuple[int, int] = id) -> None:
-        if not cls.begun:
-            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
-        cls.begun = False
-
-
-class FakeGraph:
-    """Takes no step while it is written down, and takes it again each time it is replayed."""
-
-    writing: Callable[[], object] | None = None
-
-    def __init__(self) -> None:
-        self._steps: list[Callable[[], object]] = []
-
-    def capture_begin(self, pool: tuple[int, int] | None, capture_error_mode: str) -> None:
-        assert capture_error_mode == "relaxed"  # a kernel may be loaded while it lasts
-        assert pool == (FakePool.id if torch.cuda.memory.get_allocator_backend() == "native" else None)
-        FakePool.begin()
-        FakeGraph.writing = self._steps.append  # type: ignore[assignment]
-
-    def capture_end(self) -> None:
-        """As CUDA does it: a capture that broke off ends with an error, and leaves its pool as it is."""
-        FakeGraph.writing = None
-        if not self._steps:
-            raise RuntimeError("operation failed due to a previous error during capture")
-        FakePool.end()
-
-    def replay(self) -> None:
-        for step in self._steps:
-            step()
-
-
-@pytest.fixture
-def in_the_pool(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Captured steps on a CPU, by fakes; which plain steps had the pool."""
-    used: list[bool] = []
-
-    @contextmanager
-    def use(pool: FakePool) -> Iterator[None]:
-        used.append(isinstance(pool, FakePool))
-        FakePool.begin()
-        yield
-        FakePool.end()
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "MemPool", FakePool)
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
-    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", FakePool.end, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda _device, _pool: None, raising=False)
-    monkeypatch.setattr(FakePool, "begun", False)
-    return used
-
-
-def batches(count: int, images: int = 4) -> list[Batch]:
+def batches(count: int, images: int = 4, device: torch.device = CPU) -> list[Batch]:
     draw = torch.Generator().manual_seed(0)
     return [
         Batch(
-            torch.randn(images, 3, generator=draw),
-            torch.randn(images, generator=draw),
-            torch.randperm(9, generator=draw)[:images],
+            torch.randn(images, 3, generator=draw).to(device),
+            torch.randn(images, generator=draw).to(device),
+            torch.randperm(9, generator=draw)[:images].to(device),
         )
         for _ in range(count)
     ]
 
 
-def walk(weight: Tensor) -> Callable[..., Tensor]:
-    """A step that depends on the images, on their labels and places, and on all steps before."""
-    loss = torch.zeros(())
+def walk(weight: Tensor) -> Step:
+    """A step that depends on the images, their labels and positions, and all steps before."""
 
     def step(images: Tensor, labels: Tensor, positions: Tensor) -> Tensor:
-        def work() -> None:
-            slope = (images * (positions + labels)[:, None]).mean(0)
-            loss.copy_((weight * slope).sum())
-            weight.mul_(0.9).sub_(0.1 * slope)
-
-        if FakeGraph.writing is not None:  # a graph leaves its loss in one place
-            FakeGraph.writing(work)  # type: ignore[call-arg]
-            return loss
-        work()
-        return loss.clone()
+        gradient = (images * (positions + labels)[:, None]).mean(0)
+        loss = (weight * gradient).sum()
+        weight.mul_(0.9).sub_(0.1 * gradient)
+        return loss
 
     return step
 
 
-@pytest.mark.parametrize("allocator", ["native", "cudaMallocAsync"])
-def test_replayed_steps_are_the_plain_ones(
-    in_the_pool: list[bool], monkeypatch: pytest.MonkeyPatch, allocator: str
-) -> None:
-    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: allocator)
-    plain, replayed = torch.ones(3), torch.ones(3)
-    usual, taken = walk(plain), Captured(walk(replayed), torch.device("cpu"))
-    every = batches(30)
-    losses = [usual(*batch) for batch in every]
-    found = [taken(batch, (4,), left=30 - place) for place, batch in enumerate(every)]
-    assert torch.equal(torch.stack(found), torch.stack(losses))
-    assert torch.equal(replayed, plain)
-    # the first step alone is plain, and its memory is the graph's; another allocator has no pools
-    assert in_the_pool == ([True] if allocator == "native" else [])
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_on_cpu(monkeypatch)
 
 
-@pytest.mark.parametrize("settling", [0, 1, 3])
-def test_as_many_steps_are_plain_as_a_network_needs_to_settle(in_the_pool: list[bool], settling: int) -> None:
-    plain, replayed = torch.ones(3), torch.ones(3)
-    usual, taken = walk(plain), Captured(walk(replayed), torch.device("cpu"), plain=settling)
-    for place, batch in enumerate(batches(12)):
-        usual(*batch)
-        taken(batch, (4,), left=12 - place)
-    assert in_the_pool == [True] * settling
-    assert torch.equal(replayed, plain)
+def assert_same_steps(graphed: GraphedStep, step: Step, inputs: list[Batch]) -> None:
+    losses = [graphed(batch) for batch in inputs]  # all of them first: a later one must not write over an earlier one
+    torch.testing.assert_close(torch.stack(losses), torch.stack([step(*batch) for batch in inputs]))
 
 
-@pytest.mark.parametrize("plain", [1, 2])
-@pytest.mark.parametrize("behind", [False, True])
-def test_the_next_step_may_be_captured_while_the_device_is_at_the_last_plain_one(
-    in_the_pool: list[bool], plain: int, behind: bool
-) -> None:
-    """Which changes no step."""
-    usual, replayed = torch.ones(3), torch.ones(3)
-    step, taken = walk(usual), Captured(walk(replayed), torch.device("cpu"), plain, behind)
-    for place, batch in enumerate(batches(12)):
-        loss = step(*batch)
-        assert torch.equal(taken(batch, (4,), left=12 - place), loss)
-        assert torch.equal(replayed, usual)
-        assert ((4,) in taken._graphs) is (place + 1 >= plain + (not behind))
-    assert in_the_pool == [True] * plain
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_replayed_steps_are_the_called_ones(warmup: int) -> None:
+    called, replayed = torch.ones(3), torch.ones(3)
+    runs: list[int] = []
+    step = walk(replayed)
+
+    def counted(*tensors: Tensor) -> Tensor:
+        runs.append(1)
+        return step(*tensors)
+
+    assert_same_steps(GraphedStep(counted, CPU, warmup), walk(called), batches(12))
+    torch.testing.assert_close(replayed, called)
+    assert len(runs) == warmup + 1  # and once for the recording
+    assert CpuRecording.made == 1
 
 
-@pytest.mark.parametrize(("steps", "captured"), [(WORTH + 1, False), (WORTH + 2, True)])
-def test_none_is_captured_behind_the_last_plain_step_where_too_few_are_left(
-    in_the_pool: list[bool], steps: int, captured: bool
-) -> None:
-    taken = Captured(walk(torch.ones(3)), torch.device("cpu"), plain=2, behind=True)
-    for place, batch in enumerate(batches(steps)):
-        taken(batch, (4,), left=steps - place)
-    assert bool(taken._graphs) is captured
-    assert in_the_pool == [True] * (2 if captured else steps)
+@pytest.mark.usefixtures("on_cpu")
+def test_each_shape_and_type_of_the_inputs_has_a_recording_of_its_own() -> None:
+    called, replayed = torch.ones(3), torch.ones(3)
+    mixed = [batch for pair in zip(batches(6), batches(6, images=2), strict=True) for batch in pair]
+    mixed += [Batch(batch.images.double(), batch.labels, batch.positions) for batch in batches(3)]
+    graphed, step = GraphedStep(walk(replayed), CPU), walk(called)
+    for batch in mixed:
+        torch.testing.assert_close(graphed(batch), step(*batch))
+    torch.testing.assert_close(replayed, called)
+    assert CpuRecording.made == 3
 
 
-@pytest.mark.filterwarnings("error")
-def test_what_cannot_be_captured_at_once_is_after_a_plain_step(in_the_pool: list[bool]) -> None:
-    """As where a library makes something on its first call that it may not make while a step is captured."""
-    plain, replayed = torch.ones(3), torch.ones(3)
-    usual, other = walk(plain), walk(replayed)
-    woken: list[bool] = []
-
-    def wakes(*given: Tensor) -> Tensor:
-        if FakeGraph.writing is None:
-            woken.append(True)
-        elif not woken:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return other(*given)
-
-    taken = Captured(wakes, torch.device("cpu"), plain=0)
-    every = batches(20)
-    losses = [usual(*batch) for batch in every]
-    found = [taken(batch, (4,), left=20 - place) for place, batch in enumerate(every)]
-    assert torch.equal(torch.stack(found), torch.stack(losses))
-    assert torch.equal(replayed, plain)
-    assert woken == [True]
-    assert in_the_pool == [True]  # another one than that of the capture that broke off
-    assert not FakePool.begun
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_stand_in_shows_a_step_that_reads_what_is_replaced_by_another_tensor(in_place: bool) -> None:
+    """The check that the tests of engines rely on."""
+    weight, rates = torch.zeros(3), [torch.zeros(())]
+    graphed = GraphedStep(lambda images: weight.add_(rates[0] * images).sum(), CPU)
+    for value in (1.0, 2.0, 3.0):
+        if in_place:
+            rates[0].fill_(value)
+        else:
+            rates[0] = torch.tensor(value)
+        graphed([torch.ones(3)])
+    assert (float(weight[0]) == 1 + 2 + 3) is in_place
 
 
-def test_the_loss_of_a_plain_step_does_not_stay_where_a_graph_may_write(
-    in_the_pool: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = torch.tensor(2.0)  # as of a size that comes too rarely to be captured, between replays of the usual one
-    copied_in_pool: list[bool] = []
-    own = torch.Tensor.clone
-    monkeypatch.setattr(torch.Tensor, "clone", lambda loss: copied_in_pool.append(FakePool.begun) or own(loss))
-    found = Captured(lambda *_given: kept, torch.device("cpu"))(batches(1)[0], (4,), left=1)
-    kept.fill_(torch.nan)
-    assert float(found) == 2
-    assert copied_in_pool == [False]
-    assert in_the_pool == [True]
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("warmup", [1, 2])
+def test_a_step_for_which_the_host_waits_is_called_with_one_warning_and_never_recorded(warmup: int) -> None:
+    def waits(images: Tensor) -> Tensor:
+        warnings.warn(SYNCHRONISES, stacklevel=1)
+        return images.sum()
+
+    graphed = GraphedStep(waits, CPU, warmup)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as a network that is compiled in its first steps may wait there
+        for _ in range(warmup - 1):
+            graphed([torch.ones(3)])
+    with pytest.warns(UserWarning, match="run one by one.*the host waits for the device at .*test_graphs"):
+        assert float(graphed([torch.ones(3)])) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the step itself
+        assert [float(graphed([torch.full((3,), value)])) for value in (2.0, 3.0)] == [6.0, 9.0]
+    assert CpuRecording.made == 0
 
 
-@pytest.mark.parametrize("settling", [0, 1])
-def test_a_network_that_cannot_be_captured_is_stepped_plainly(in_the_pool: list[bool], settling: int) -> None:
+@pytest.mark.usefixtures("on_cpu")
+def test_other_warnings_of_the_first_step_are_passed_on() -> None:
+    def warns(images: Tensor) -> Tensor:
+        warnings.warn("Something else.", stacklevel=1)
+        return images.sum()
+
+    with pytest.warns(UserWarning, match="Something else"):
+        GraphedStep(warns, CPU)([torch.ones(3)])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_step_whose_recording_fails_is_called_with_one_warning() -> None:
+    """As where the sync check does not notice that the host waits."""
+    called, replayed = torch.ones(3), torch.ones(3)
+    step = walk(replayed)
+
+    def asks(*tensors: Tensor) -> Tensor:
+        loss = step(*tensors)
+        assert float(loss) < 1e9
+        return loss
+
+    graphed = GraphedStep(asks, CPU)
+    inputs = batches(8)
+    usual = walk(called)
+    torch.testing.assert_close(graphed(inputs[0]), usual(*inputs[0]))
+    with pytest.warns(UserWarning, match=f"run one by one.*{NOT_CAPTURABLE}"):
+        loss = graphed(inputs[1])
+    torch.testing.assert_close(loss, usual(*inputs[1]))
+    assert_same_steps(graphed, usual, inputs[2:])
+    torch.testing.assert_close(replayed, called)
+
+
+def test_on_a_cpu_a_step_is_simply_called() -> None:
     weight = torch.ones(3)
-    usual = walk(weight)
-
-    def asks(*given: Tensor) -> Tensor:
-        if FakeGraph.writing is not None:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return usual(*given)
-
-    taken = Captured(asks, torch.device("cpu"), settling)
-    first, *others = batches(20)
-    taken(first, (4,), left=20)
-    with pytest.warns(UserWarning, match="one by one.*not permitted"):
-        taken(others[0], (4,), left=19)
-    for place, batch in enumerate(others[1:]):
-        taken(batch, (4,), left=18 - place)
-    assert in_the_pool == [True]  # what a capture broke off with is not used again
-    assert not FakePool.begun
+    given = batches(1)[0]
+    read: list[Tensor] = []
+    GraphedStep(lambda *tensors: read.extend(tensors) or weight.sum(), CPU)(given)
+    assert all(tensor is own for tensor, own in zip(read, given, strict=True))
+    assert not graphs.can_record(CPU)
 
 
-def test_the_pool_goes_after_its_graphs_whoever_holds_them(in_the_pool: list[bool]) -> None:
-    """A pool that goes while it is in use ends the process."""
-    gone: list[str] = []
-    taken = Captured(walk(torch.ones(3)), torch.device("cpu"))
-    every = batches(20)
-    for place, batch in enumerate(every[:3]):
-        taken(batch, (4,), left=20 - place)
-    graph = taken._graphs[(4,)]
-    assert graph is not None
-    weakref.finalize(graph._graph, gone.append, "graph")
-    weakref.finalize(taken._pool, gone.append, "pool")
-    del taken
-    assert gone == []  # as in a traceback
-    del graph
-    assert gone == ["graph", "pool"]
+@NO_CUDA
+def test_replayed_steps_are_the_called_ones_on_cuda() -> None:
+    device = torch.device("cuda")
+    called, replayed = torch.ones(3, device=device), torch.ones(3, device=device)
+    graphed = GraphedStep(walk(replayed), device)
+    mixed = batches(6, device=device) + batches(6, images=2) + batches(6, device=device)
+    usual = walk(called)
+    for batch in mixed:
+        torch.testing.assert_close(graphed(batch), usual(*(tensor.to(device) for tensor in batch)))
+    torch.testing.assert_close(replayed, called)
+    assert len(graphed._recordings) == 2
 
 
-def test_elsewhere_there_is_no_other_stream() -> None:
-    with captured.aside(torch.device("cpu")):
-        assert captured._STREAMS == {}
+@NO_CUDA
+def test_after_a_step_for_which_the_host_waits_the_device_is_as_before() -> None:
+    device = torch.device("cuda")
+
+    def waits(images: Tensor) -> Tensor:
+        return images.sum() if float(images.sum()) > 0 else images.mean()
+
+    graphed = GraphedStep(waits, device)
+    with pytest.warns(UserWarning, match="the host waits for the device at .*test_graphs"):
+        graphed([torch.ones(3, device=device)])
+    assert float(graphed([torch.ones(3, device=device)])) == 3
+    torch.cuda.empty_cache()
+    torch.rand(3, device=device)
+    called, replayed = torch.ones(3, device=device), torch.ones(3, device=device)
+    assert_same_steps(GraphedStep(walk(replayed), device), walk(called), batches(5, device=device))

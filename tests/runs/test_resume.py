@@ -1,4 +1,4 @@
-"""A run that is stopped goes on where it was, and ends with the same weights; a state is never taken for another's."""
+"""A run that was stopped resumes and ends with the same weights; the state of another run is never used."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ METHODS = {
 }
 
 
-class PlugPulledError(Exception):
-    """Somebody pulled the plug."""
+class StoppedError(Exception):
+    """The process is stopped here."""
 
 
 def weights(model: famr.Classifier) -> Tensor:
@@ -38,14 +38,14 @@ def weights(model: famr.Classifier) -> Tensor:
 def stop_after(epoch: int):  # type: ignore[no-untyped-def]
     def on_event(event: object) -> None:
         if isinstance(event, HistoryRow | TrainingRow) and event.epoch == epoch + 1:
-            raise PlugPulledError
+            raise StoppedError
 
     return on_event
 
 
 @pytest.mark.parametrize("name", list(METHODS))
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_forgetting_goes_on_to_the_same_weights(
+def test_a_resumed_run_ends_with_the_same_weights(
     original: famr.Classifier, without_three: famr.Splits, tmp_path: Path, name: str, epoch: int
 ) -> None:
     def run(resume_state: ResumeState | None = None, on_event=None) -> famr.Unlearned:  # type: ignore[no-untyped-def]
@@ -58,24 +58,24 @@ def test_forgetting_goes_on_to_the_same_weights(
         )
 
     whole = run()
-    place = ResumeState(tmp_path / "run.unfinished", every=0.0)
-    with pytest.raises(PlugPulledError):
-        run(place, stop_after(epoch))
+    state = ResumeState(tmp_path / "run.unfinished", every=0.0)
+    with pytest.raises(StoppedError):
+        run(state, stop_after(epoch))
     seen: list[int] = []
-    again = run(ResumeState(place.folder, every=0.0), lambda event: seen.append(event.epoch))
+    again = run(ResumeState(state.folder, every=0.0), lambda event: seen.append(event.epoch))
     assert torch.equal(weights(again.model), weights(whole.model))
-    assert min(seen) == epoch + 1  # what was behind us was not done again
+    assert min(seen) == epoch + 1  # finished epochs are not repeated
     assert whole.seconds_of_all is not None
-    assert again.seconds_of_all is None  # nobody knows what the first part took
+    assert again.seconds_of_all is None  # the time of the first part is not known
     keys = ("epoch", "step", "loss_total", "drift", "forget_entropy")
     for ours, theirs in zip(again.history, whole.history, strict=True):
         assert [getattr(ours, key) for key in keys] == [getattr(theirs, key) for key in keys]
 
 
-def test_trials_of_a_strength_are_not_made_again(
+def test_a_resumed_search_does_not_repeat_finished_trials(
     original: famr.Classifier, without_three: famr.Splits, tmp_path: Path
 ) -> None:
-    """The first strength is far too firm to forget with, so that a second one is tried; it is stopped in that."""
+    """The first strength is far too strong to forget with; the run is stopped in the second trial."""
     method = replace(QUICK, strength="auto", function_strength=10_000.0, epochs=8, budget=0.9)
     runs: list[int] = []
 
@@ -83,18 +83,19 @@ def test_trials_of_a_strength_are_not_made_again(
         if isinstance(event, HistoryRow) and event.epoch == 2:
             runs.append(2)
             if len(runs) == 2:
-                raise PlugPulledError
+                raise StoppedError
 
-    quiet = famr.Monitor(track_retain=False)
-    whole = famr.forget(original, without_three, method, device="cpu", monitor=quiet)
+    def run(state: ResumeState | None = None, on_event=None) -> famr.Unlearned:  # type: ignore[no-untyped-def]
+        monitor = famr.Monitor(track_retain=False, resume_state=state, on_event=on_event)
+        return famr.forget(original, without_three, method, device="cpu", monitor=monitor)
+
+    whole = run()
     assert len(whole.trials) > 1
-    place = ResumeState(tmp_path / "u", every=0.0)
-    stopping = replace(quiet, resume_state=place, on_event=stop_in_the_second)
-    with pytest.raises(PlugPulledError):
-        famr.forget(original, without_three, method, device="cpu", monitor=stopping)
+    state = ResumeState(tmp_path / "u", every=0.0)
+    with pytest.raises(StoppedError):
+        run(state, stop_in_the_second)
     events: list[object] = []
-    resuming = replace(quiet, resume_state=place, on_event=events.append)
-    again = famr.forget(original, without_three, method, device="cpu", monitor=resuming)
+    again = run(state, events.append)
     assert again.trials == whole.trials
     assert torch.equal(weights(again.model), weights(whole.model))
     assert (again.seconds_of_all, whole.seconds_of_all is None) == (None, False)
@@ -102,17 +103,17 @@ def test_trials_of_a_strength_are_not_made_again(
     assert len(rows) == 7 + (len(whole.trials) - 2) * 9  # the rest of the second trial, and those after it
 
 
-def test_training_goes_on_to_the_same_weights(digits: Data, tmp_path: Path) -> None:
+def test_resumed_training_ends_with_the_same_weights(digits: Data, tmp_path: Path) -> None:
     start = famr.new_model(
         "timm:vit_tiny_patch16_224", digits.labels, from_scratch=True, arguments={**SMALL_VIT, "drop_rate": 0.2}
     )
     images = digits.train.take(torch.arange(96))
     training = famr.Training(epochs=3, batch_size=32, learning_rate=1e-3, augmentation=Augmentation(0.8, mirror=False))
     whole = famr.fit(start, images, training, device="cpu")
-    place = ResumeState(tmp_path / "u", every=0.0)
-    with pytest.raises(PlugPulledError):
-        famr.fit(start, images, training, device="cpu", resume_state=place, on_event=stop_after(1))
-    again = famr.fit(start, images, training, device="cpu", resume_state=ResumeState(place.folder))
+    state = ResumeState(tmp_path / "u", every=0.0)
+    with pytest.raises(StoppedError):
+        famr.fit(start, images, training, device="cpu", resume_state=state, on_event=stop_after(1))
+    again = famr.fit(start, images, training, device="cpu", resume_state=ResumeState(state.folder))
     assert torch.equal(weights(again.model), weights(whole.model))
     assert [row.loss for row in again.history] == [row.loss for row in whole.history]
 
@@ -135,7 +136,7 @@ def test_the_state_of_another_run_is_refused(state: ResumeState) -> None:
     other = ResumeState(state.folder)
     with pytest.raises(RequestError, match="another run: it differs in method, seed"):
         other.begin(seed=2, method="sgd")
-    assert not other.begun, "nobody is told to go on from it"
+    assert not other.begun, "the command line offers no --resume"
     assert state.begun
     own = ResumeState(state.folder)
     assert own.begin(seed=1) is not None
@@ -160,10 +161,10 @@ def test_a_kill_while_a_state_is_written_leaves_the_last_one(
     state: ResumeState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: object) -> None:
-        raise PlugPulledError
+        raise StoppedError
 
     monkeypatch.setattr(Path, "replace", dies)
-    with pytest.raises(PlugPulledError):
+    with pytest.raises(StoppedError):
         state.keep({"weight.0": torch.zeros(3)}, {"epoch": 2})
     found = ResumeState(state.folder).begin(seed=1)
     assert found is not None
@@ -175,7 +176,7 @@ def test_nothing_in_a_state_is_pickled(state: ResumeState) -> None:
     assert json.loads((state.folder / "state.json").read_text(encoding="utf-8"))["facts"] == {"epoch": 1}
 
 
-def test_without_names_a_run_cannot_go_on(tmp_path: Path) -> None:
+def test_a_run_on_a_loader_cannot_be_resumed(tmp_path: Path) -> None:
     loader = [(torch.randn(4, 3), torch.zeros(4, dtype=torch.long))]
     with pytest.raises(FamrError, match="named images"):
         famr.forget(

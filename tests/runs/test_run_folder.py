@@ -13,10 +13,11 @@ import pytest
 
 import famr
 from conftest import alg1
+from famr.config import ResolvedFAMR
 from famr.errors import CheckpointError, RequestError, StorageError
-from famr.runs.card import unlearned_card
 from famr.runs.folder import atomic_folder, read_unlearning
 from famr.storage.digests import check_complete, file_digest, folder_digests
+from famr.unlearn.result import unlearned_card
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def result(original: famr.Classifier, without_three: famr.Splits) -> famr.Unlear
     return famr.forget(original, without_three, alg1(epochs=2), device="cpu", monitor=famr.Monitor(track_retain=False))
 
 
-def test_a_run_folder_holds_what_it_promises(result: famr.Unlearned, tmp_path: Path) -> None:
+def test_a_run_folder_has_its_files_and_records(result: famr.Unlearned, tmp_path: Path) -> None:
     folder = result.save(tmp_path / "run")
     assert set(folder_digests(folder)) == {
         "README.md",
@@ -38,33 +39,32 @@ def test_a_run_folder_holds_what_it_promises(result: famr.Unlearned, tmp_path: P
     assert [line["epoch"] for line in lines] == [0, 1, 2]
     assert list(lines[0])[:6] == ["epoch", "step", "loss_forget", "loss_anchor", "loss_total", "drift"]
     assert lines[0]["drift"] == lines[0]["forget_kl"] == 0
-    assert 0 < lines[0]["seconds"] < lines[1]["seconds"]  # what makes the steps fast comes before the first
+    assert 0 == lines[0]["seconds"] < lines[1]["seconds"]
     request, run = read_unlearning(folder)
     assert request == famr.Request(classes=["3"])
-    assert famr.FAMR.from_json({k: v for k, v in run["method"].items() if k != "name"}) == result.method
+    assert ResolvedFAMR.from_json({k: v for k, v in run["method"].items() if k != "name"}) == result.method
     assert run["original"]["weights_sha256"] == result.original.digest()
     assert run["unlearned"]["weights_sha256"] == famr.load_model(str(folder)).digest()
 
 
+FUNCTION_ANCHOR = "a function-space anchor of strength 5 on up to {} retained images a class"
+
+
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("anchors", "text"),
     [
         ({"strength": 0.1, "function_strength": 0.0}, ["anchor l2 of strength 0.1"]),
-        (
-            {"strength": 0.0, "function_strength": 5.0, "function_images": 20},
-            ["answers on up to 20 retained images a class held with strength 5"],
-        ),
+        ({"strength": 0.0, "function_strength": 5.0, "function_images": 20}, [FUNCTION_ANCHOR.format(20)]),
         (
             {"anchor": "kfac", "strength": 100.0, "function_strength": 5.0, "function_images": 2},
-            ["anchor kfac of strength 100", "answers on up to 2 retained images a class held with strength 5"],
+            ["anchor kfac of strength 100", FUNCTION_ANCHOR.format(2)],
         ),
         ({"strength": 0.0, "function_strength": 0.0}, ["anchor l2 of strength 0"]),
     ],
 )
-def test_the_card_says_what_held_the_model(result: famr.Unlearned, held: dict[str, Any], said: list[str]) -> None:
-    changed = replace(result, method=replace(result.method, **held))
-    text = unlearned_card(changed, None)
-    assert f"target uniform, {', '.join(said)}, sgd steps" in text
+def test_the_card_names_the_anchors(result: famr.Unlearned, anchors: dict[str, Any], text: list[str]) -> None:
+    changed = replace(result, method=replace(result.method, **anchors))
+    assert f"target uniform, {', '.join(text)}, sgd steps" in unlearned_card(changed, None)
 
 
 def test_the_same_request_and_seed_twice_give_identical_digests(
@@ -74,10 +74,10 @@ def test_the_same_request_and_seed_twice_give_identical_digests(
     for name in ("first", "second"):
         again = famr.forget(original, without_three, alg1(epochs=2), device="cpu")
         folders.append(folder_digests(again.save(tmp_path / name)))
-    clocked = {"unlearning/history.jsonl", "unlearning/run.json"}  # these hold seconds
-    assert {name: digest for name, digest in folders[0].items() if name not in clocked} == {
-        name: digest for name, digest in folders[1].items() if name not in clocked
-    }
+    for digests in folders:
+        for timed in ("unlearning/history.jsonl", "unlearning/run.json"):  # these hold seconds
+            del digests[timed]
+    assert folders[0] == folders[1]
 
 
 def test_the_seal_lists_every_file_and_notices_a_changed_byte(result: famr.Unlearned, tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_the_seal_lists_every_file_and_notices_a_changed_byte(result: famr.Unlea
     assert seal["files"] == folder_digests(folder)
     check_complete(folder)
     for name in seal["files"]:
-        kept = (folder / name).read_bytes()
-        (folder / name).write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(CheckpointError, match="was changed") as caught:
             famr.load_model(str(folder))
         assert name.rpartition("/")[2] in str(caught.value.where)
-        (folder / name).write_bytes(kept)
+        (folder / name).write_bytes(content)
     (folder / "README.md").unlink()
     with pytest.raises(CheckpointError, match="missing"):
         check_complete(folder)
@@ -107,7 +107,9 @@ def test_an_output_folder_that_exists_is_refused_and_left_as_it_is(result: famr.
     assert [path.name for path in tmp_path.rglob("*")] == ["run", "mine.txt"]
 
 
-def test_overwrite_replaces_a_run_of_our_own_and_leaves_no_litter(result: famr.Unlearned, tmp_path: Path) -> None:
+def test_overwrite_replaces_a_run_that_famr_wrote_and_leaves_no_temporary_files(
+    result: famr.Unlearned, tmp_path: Path
+) -> None:
     folder = result.save(tmp_path / "run")
     (folder / "README.md").write_text("old", encoding="utf-8")
     result.save(folder, overwrite=True)
@@ -177,8 +179,6 @@ def test_records_hold_no_path_of_this_machine(result: famr.Unlearned, tmp_path: 
 def test_hostile_class_names_stay_text_in_the_model_card(
     original: famr.Classifier, without_three: famr.Splits, tmp_path: Path
 ) -> None:
-    from dataclasses import replace
-
     request = famr.Request(classes=["<script>alert(1)</script>\n# heading | cell"])
     result = famr.forget(
         original, replace(without_three, request=request), alg1(epochs=1), monitor=famr.Monitor(track_retain=False)

@@ -90,14 +90,8 @@ class FunctionAnchor(Anchor):
                     yield batch
 
     def draw(self) -> None:
-        """Take the next batch, into the memory of the last one, from which a recorded step reads it."""
-        batch = next(self._passes)
-        if self._drawn is None or self._drawn.images.shape != batch.images.shape:
-            positions = batch.positions.to(batch.images.device)
-            self._drawn = Batch(batch.images.clone(), batch.labels, positions.clone())
-            return
-        self._drawn.images.copy_(batch.images)
-        self._drawn.positions.copy_(batch.positions)
+        """Take the next batch; the session knows where a recorded step reads it."""
+        self._drawn = self._session.step_input(self, next(self._passes))
 
     def __call__(self, batch: Batch) -> Tensor:
         """A over a batch, with a graph.
@@ -134,7 +128,7 @@ class FunctionAnchor(Anchor):
         """
         divergences: list[Tensor] = []
         for batch in self.batches():
-            divergences.append(self._divergence(batch))
+            divergences += self._session.in_parts(self._divergence, batch)
             if sum(map(len, divergences)) >= PENALTY_IMAGES:
                 break
         return torch.cat(divergences).mean()

@@ -34,7 +34,7 @@ def other_labels(labels: Tensor, allowed: Tensor, uniform: Tensor) -> Tensor:
     return allowed[pick + (own & (pick >= index)).long()]
 
 
-def draw_labels(session: BaselineSession) -> Tensor:
+def draw_wrong_labels(session: BaselineSession) -> Tensor:
     """A wrong label for each forget image, of a class that is not forgotten; the same in every epoch.
 
     Args:
@@ -84,7 +84,7 @@ class RandomLabels(WeightBaseline):
     def change(self, session: BaselineSession) -> None:
         """See `WeightBaseline.change`."""
         steps, size = self.steps, self.steps.batch_size
-        wrong = draw_labels(session)
+        wrong = draw_wrong_labels(session)
         descent = Descent(session, steps, total=steps.epochs * session.mixed_steps(size))
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:

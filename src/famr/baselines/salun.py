@@ -13,7 +13,7 @@ from famr.baselines.base import grid
 from famr.baselines.descent import Descent, Steps
 from famr.baselines.gradient_ascent import ascent_loss
 from famr.baselines.neg_grad_plus import FORGET_RATIO
-from famr.baselines.random_labels import draw_labels
+from famr.baselines.random_labels import draw_wrong_labels
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.errors import RequestError
 from famr.models.layers import trainable
@@ -79,7 +79,7 @@ class SalUn(WeightBaseline):
     def change(self, session: BaselineSession) -> None:
         """See `WeightBaseline.change`: one pass over the forget set for the mask, then steps on both sets."""
         steps, size = self.steps, self.steps.batch_size
-        wrong = draw_labels(session)
+        wrong = draw_wrong_labels(session)
         parameters = trainable(session.model.module)
         start = [parameter.detach().clone() for parameter in parameters]
         masks = saliency_masks(_forget_gradient(session, size), self.share)

@@ -50,9 +50,9 @@ def run_bench(bench: Bench, path: Path, log: Log = print, ranks: Ranks = ALONE) 
     Raises:
         RequestError: A method cannot serve a request, or the folder holds something else.
     """
-    with ranks.together():
+    with ranks.fail_together():
         if ranks.size > 1:
-            bench = replace(bench, device=str(ranks.place(bench.device)))
+            bench = replace(bench, device=str(ranks.device(bench.device)))
         splits = bench.split_tasks()
         unserved = require_served(bench, splits)
         start = bench.start(bench.seeds[0])
@@ -66,12 +66,12 @@ def run_bench(bench: Bench, path: Path, log: Log = print, ranks: Ranks = ALONE) 
     if ranks.size > 1:
         folder.content["environment"] |= {"device": bench.torch_device.type, "processes": ranks.size}
         ranks.agree(shared_facts(bench, folder, start))
-    with ranks.together():
+    with ranks.fail_together():
         if ranks.first:
             folder.save_plan()
             for pair, reason in not_served.items():
                 log(f"not served: {pair}: {reason}")
-    with ranks.together():
+    with ranks.fail_together():
         folder.require_saved()
     with divide_work(ranks) as work:
         try:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from famr.engine.distributed import Ranks, from_words, in_words
-from famr.engine.launch import timeout
+from famr.engine.distributed import Ranks, error_from_json, error_to_json
+from famr.engine.launch import timeout_seconds
 from famr.errors import NumericsError
 
 HEARTBEAT = 0.1
@@ -108,7 +108,7 @@ class Spread:
         if self._failure is not None:
             raise self._failure
         if error := next((state.error for state in self._states if state.error is not None), None):
-            raise from_words(error)
+            raise error_from_json(error)
         if any(state.ends for state in self._states):
             raise _rank_lost("Another process of this run was stopped.", "between the processes")
 
@@ -119,13 +119,13 @@ class Spread:
     @contextmanager
     def connected(self) -> Iterator[None]:
         """Exchange states with the other ranks while the block runs."""
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout()))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds()))
         thread = threading.Thread(target=self._exchange, args=(group, _clock_of_this_thread()), daemon=True)
         thread.start()
         try:
             yield
         except BaseException as error:
-            self._update(error=in_words(error, self.ranks.rank) if isinstance(error, Exception) else None)
+            self._update(error=error_to_json(error, self.ranks.rank) if isinstance(error, Exception) else None)
             raise
         finally:
             self._update(ends=True)
@@ -148,7 +148,7 @@ class Spread:
                 others = {rank: since for rank, (_, since) in enumerate(progress) if rank != self.ranks.rank}
                 if (stalled := _stalled(others)) is not None:
                     self._fail(stalled)
-                    self._update(error=in_words(stalled, self.ranks.rank), ends=True)  # sent in the next round
+                    self._update(error=error_to_json(stalled, self.ranks.rank), ends=True)  # sent in the next round
         except Exception as error:
             self._fail(error)
 
@@ -193,7 +193,7 @@ def last_progress(state: RankState, before: tuple[float, float]) -> tuple[float,
 
 def _stalled(since: Mapping[int, float]) -> NumericsError | None:
     """The error for the first rank without progress for too long."""
-    now, limit = time.monotonic(), timeout()
+    now, limit = time.monotonic(), timeout_seconds()
     for rank, moment in since.items():
         if now - moment > limit:
             return _rank_lost(f"A process of this run made no progress for {limit:g} seconds.", f"rank {rank}")

@@ -30,7 +30,7 @@ from famr.cli.resuming import note_on_resuming, resume_state
 from famr.config import CHOICES, FAMR
 from famr.data.request import Request
 from famr.engine.distributed import ALONE, Ranks
-from famr.engine.launch import joined
+from famr.engine.launch import process_group
 from famr.engine.pick import pick_engine
 from famr.errors import RequestError
 from famr.evaluation.evaluate import compare
@@ -165,7 +165,7 @@ def forget_command(
         require_multi_process("forget of a certified head")
         return remove_from_certified(Path(model.model), source, request.request(), output, run.device)
     task = ForgetTask(model, source, request.request(), settings(method, paper, request.style), output, options, run)
-    with joined(processes, shard=shard, device=run.device) as ranks:
+    with process_group(processes, shard=shard, device=run.device) as ranks:
         scores, why = run_forget(task, ranks)
     if not ranks.first:
         return None
@@ -210,7 +210,7 @@ def run_forget(task: ForgetTask, ranks: Ranks = ALONE) -> tuple[Scores, str]:
         GateError: The run forgets next to nothing or destroys the model.
     """
     options, run = task.options, task.run
-    with ranks.together():
+    with ranks.fail_together():
         if ranks.first:
             task.output.require_free(task.inputs())
         engine = pick_engine(run.device, ranks=ranks)
@@ -240,7 +240,7 @@ def run_forget(task: ForgetTask, ranks: Ranks = ALONE) -> tuple[Scores, str]:
             ),
         )
     scores = compare(original, result.model, retrained, splits, device=str(engine.device), ranks=ranks)
-    with ranks.together():
+    with ranks.fail_together():
         if ranks.first:
             data = {**task.source.to_json(), "style_target": options.style_target}
             result.save(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from famr.engine.devices import autocast
 from famr.models.classifier import eval_mode, logits_of
 
 NORMALISATIONS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -25,8 +26,11 @@ class Bf16Network:
     """Calls a network in bf16.
 
     Args:
-        module: The network, with its weights in float32.
+        module: The network, with its weights in float32; those without `requires_grad` do not change any more.
         example: A few images as it takes them; they tell whether it runs in bf16 throughout.
+
+    Attributes:
+        rounds_activations: Whether it does; else it runs under autocast.
     """
 
     def __init__(self, module: nn.Module, example: Tensor) -> None:
@@ -38,11 +42,17 @@ class Bf16Network:
             if layer in self._last_layers or any(b.is_floating_point() for b in layer.buffers(recurse=False))
             for parameter in layer.parameters(recurse=False)
         }
-        self._rounded = [
-            (name, parameter)
+        rounded = {
+            name: parameter
             for name, parameter in module.named_parameters()
             if parameter.dtype == torch.float32 and parameter not in float32
-        ]
+        }
+        self._trainable = {name: parameter for name, parameter in rounded.items() if parameter.requires_grad}
+        self._frozen = {
+            name: parameter.detach().to(torch.bfloat16)
+            for name, parameter in rounded.items()
+            if not parameter.requires_grad
+        }
         self.rounds_activations = self._runs(example)
 
     def __call__(self, images: Tensor) -> Any:
@@ -52,14 +62,16 @@ class Bf16Network:
             images: As the network takes them.
         """
         if not self.rounds_activations:
-            with torch.autocast(images.device.type, dtype=torch.bfloat16):
+            with autocast(images.device, "bf16"):
                 return self._module(images)
         return self._call_rounded(images)
 
     def _call_rounded(self, images: Tensor) -> Any:
-        weights = {name: parameter.to(torch.bfloat16) for name, parameter in self._rounded}
+        weights = {name: parameter.to(torch.bfloat16) for name, parameter in self._trainable.items()}
         with _float32_inputs(self._last_layers):
-            return torch.func.functional_call(self._module, weights, (images.to(torch.bfloat16),), tie_weights=False)
+            return torch.func.functional_call(
+                self._module, {**self._frozen, **weights}, (images.to(torch.bfloat16),), tie_weights=False
+            )
 
     @torch.no_grad()
     def _runs(self, example: Tensor) -> bool:
@@ -88,7 +100,7 @@ def last_layers(module: nn.Module) -> list[nn.Module]:
 @contextmanager
 def _float32_inputs(layers: Sequence[nn.Module]) -> Iterator[None]:
     def widen(_layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(given.float() if isinstance(given, Tensor) else given for given in inputs)
+        return tuple(value.float() if isinstance(value, Tensor) else value for value in inputs)
 
     handles = [layer.register_forward_pre_hook(widen) for layer in layers]
     try:

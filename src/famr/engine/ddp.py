@@ -1,13 +1,13 @@
 """The distributed engine: several processes share every batch, and with FSDP2 also the weights.
 
-Each process computes the logits of its share of a batch and gathers those of the others, so that all of them know the
-loss over the whole batch, the same metrics, and take the same decisions. The gradients are then summed.
+Each process computes the logits of its share of a batch and gathers those of the other processes, so that all of them
+know the loss over the whole batch and the same metrics, and take the same decisions. The gradients are then summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from famr.data import Images
 from famr.data.loaders import Batch, Batches, LabelledImages, gradient_batch_size, image_batches, loader_batches
-from famr.engine.base import BatchLoss
+from famr.engine.base import BatchLoss, Result
 from famr.engine.devices import Precision
 from famr.engine.distributed import ALONE, Ranks
 from famr.engine.plain import PlainEngine, PlainSession
@@ -25,7 +25,7 @@ from famr.models.layers import trainable
 
 
 class DistributedSession(PlainSession):
-    """One process's part of a session; see `base.Session` for what each method promises.
+    """One process's part of a session; see `base.Session`.
 
     Args:
         original: The classifier that is copied, the same in every process.
@@ -39,46 +39,57 @@ class DistributedSession(PlainSession):
         self, original: Classifier, device: torch.device, precision: Precision, step_size: int | None, ranks: Ranks
     ) -> None:
         super().__init__(original, device, precision, step_size)
-        self._ranks, self.processes = ranks, ranks.size
+        self._ranks = ranks
         self._evaluation_size = gradient_batch_size(step_size)
         if ranks.sharded:
-            from famr.engine.fsdp import spread
+            from famr.engine.fsdp import shard
 
-            spread(self.model.module, device, ranks)
-            self.model.module.eval()
-            self._parameters = trainable(self.model.module)
+            shard(self.model.module, device, ranks)
+            self._trainable = trainable(self.model.module)
 
-    def train_only(self, names: Container[str], *, cache_prefix: bool = True) -> None:  # noqa: ARG002, D102
-        super().train_only(names)
-
-    def batches(self, images: Images, size: int) -> Batches:  # noqa: D102
+    def batches(self, images: Images, size: int) -> Batches:
+        """See `Session.batches`."""
         return image_batches(images, self.model.require_preprocessing(), size, self.device, self._ranks)
 
-    def loader_batches(self, loader: Iterable[LabelledImages]) -> Batches:  # noqa: D102
+    def loader_batches(self, loader: Iterable[LabelledImages]) -> Batches:
+        """See `Session.loader_batches`."""
         return loader_batches(loader, self.device, self._ranks)
 
-    def logits(self, batch: Batch) -> Tensor:  # noqa: D102
-        return self._ranks.gather(super().logits(batch), len(batch.labels))
+    def logits(self, batch: Batch) -> Tensor:
+        """See `Session.logits`."""
+        return self.gather(super().logits(batch), len(batch.labels))
 
-    def gather(self, values: Tensor, count: int) -> Tensor:  # noqa: D102
+    def gather(self, values: Tensor, count: int) -> Tensor:
+        """See `Session.gather`."""
         return self._ranks.gather(values, count)
 
-    def gradient(self, loss: BatchLoss, batch: Batch) -> tuple[Tensor, list[Tensor]]:  # noqa: D102
+    def in_parts(self, compute: Callable[[Batch], Result], batch: Batch) -> list[Result]:
+        """The whole batch: one process alone cannot divide it, as all gather its rows."""
+        return [compute(batch)]
+
+    def gradient(self, loss: BatchLoss, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """See `Session.gradient`."""
         value = loss(batch)
         return value.detach(), self._ranks.gradient(value, self.parameters)
 
-    def reset(self) -> None:  # noqa: D102
+    def reset(self) -> None:
+        """See `Session.reset`."""
         if not self._ranks.sharded:
             return super().reset()
-        from famr.engine.fsdp import restore
+        from famr.engine.fsdp import load_shards
 
-        return restore(self.model.module, self.original.module)
+        return load_shards(self.model.module, self.original.module)
 
-    def export(self) -> Classifier:  # noqa: D102
+    def export(self) -> Classifier:
+        """See `Session.export`.
+
+        Raises:
+            DataError: The processes ended with different weights.
+        """
         if self._ranks.sharded:
-            from famr.engine.fsdp import made_whole
+            from famr.engine.fsdp import unshard
 
-            self.model = made_whole(self.model, self.original)
+            self.model = unshard(self.model, self.original)
         exported = super().export()
         facts = {"the unlearned weights": exported.digest()}
         self._ranks.agree(facts, fix="Use the same hardware and libraries for all.")
@@ -97,28 +108,27 @@ class DistributedEngine(PlainEngine):
     ranks: Ranks = ALONE
 
     @property
-    def processes(self) -> int:  # noqa: D102
+    def processes(self) -> int:
+        """See `Engine.processes`."""
         return self.ranks.size
 
     @property
-    def sharded(self) -> bool:  # noqa: D102
+    def sharded(self) -> bool:
+        """See `Engine.sharded`."""
         return self.ranks.sharded
 
-    @contextmanager
-    def session(
-        self, original: Classifier, precision: Precision = "fp32", step_size: int | None = None
-    ) -> Iterator[DistributedSession]:
-        """Open a session; see `base.Engine`.
+    def _open(self, original: Classifier, precision: Precision, step_size: int | None) -> PlainSession:
+        return DistributedSession(original, self.device, precision, step_size, self.ranks)
+
+    def fail_together(self) -> AbstractContextManager[None]:
+        """See `Engine.fail_together`."""
+        return self.ranks.fail_together()
+
+    def agree(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """See `Engine.agree`.
 
         Args:
-            original: The classifier; it is copied and stays as it is.
-            precision: Of the forward passes.
-            step_size: Images of a step, where it is known.
+            facts: What must be the same, by the name that an error gives it.
         """
-        yield DistributedSession(original, self.device, precision, step_size, self.ranks)
-
-    def together(self) -> AbstractContextManager[None]:  # noqa: D102
-        return self.ranks.together()
-
-    def agree(self, facts: Callable[[], Mapping[str, Any]]) -> None:  # noqa: D102
-        self.ranks.agree(facts())
+        if self.ranks.size > 1:
+            self.ranks.agree(facts())

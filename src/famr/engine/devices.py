@@ -40,13 +40,15 @@ def pick_device(name: str = "auto") -> torch.device:
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """Autocast to bf16; weights, gradients and losses stay in float32.
 
+    Casts of weights are not cached: within another autocast the cache would outlive a step, and with it old weights.
+
     Args:
         device: Where the network computes.
         precision: `fp32` changes nothing.
     """
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 @contextmanager
@@ -54,24 +56,25 @@ def tf32_matmul() -> Iterator[None]:
     """On CUDA, fp32 matrix products by tensor cores (TF32: 10 bits of mantissa); the setting returns on exit."""
     try:
         before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # somebody has chosen for one backend and not for another: so it stays
+    except RuntimeError:  # the caller chose differently for two backends; that choice stays
         yield
         return
-    named = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    each = [backend.fp32_precision for backend in named]  # "highest" is more than one state of these
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    precisions = [backend.fp32_precision for backend in backends]  # "highest" is more than one state of these
     torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-        for backend, own in zip(named, each, strict=True):
-            backend.fp32_precision = own
+        for backend, precision in zip(backends, precisions, strict=True):
+            backend.fp32_precision = precision
 
 
 def ready_attention(device: torch.device) -> AbstractContextManager[object]:
-    """Attention kernels that need no planning, for passes without gradients on CUDA.
+    """Attention kernels that need no planning, on CUDA.
 
-    cuDNN's are a little faster once planned, which takes a tenth of a second or more for each batch size.
+    cuDNN's are a little faster once planned, which takes a tenth of a second or more for each batch size: runs of some
+    dozen steps do not win that back.
 
     Args:
         device: Where attention is computed; elsewhere than on CUDA nothing changes.
@@ -95,12 +98,12 @@ def single_thread() -> AbstractContextManager[object]:
 
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-"""The variable by which cuBLAS is told to be deterministic."""
+"""The environment variable that makes cuBLAS deterministic."""
 
 
 @contextmanager
 def deterministic(seed: int) -> Iterator[None]:
-    """Seed torch and use deterministic kernels; all of the caller's state returns on exit.
+    """Seed torch and use deterministic kernels; the caller's random state, flags and environment return on exit.
 
     Args:
         seed: Of every random draw inside that has no generator of its own.
@@ -108,7 +111,7 @@ def deterministic(seed: int) -> Iterator[None]:
     workspace = os.environ.get(CUBLAS)
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    filled: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     efficient = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -126,5 +129,5 @@ def deterministic(seed: int) -> Iterator[None]:
                 os.environ.pop(CUBLAS, None)
 
 
-def _fill_memory(wanted: bool) -> None:
-    torch.utils.deterministic.fill_uninitialized_memory = wanted  # type: ignore[attr-defined]
+def _fill_memory(fill: bool) -> None:
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

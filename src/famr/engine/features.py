@@ -20,9 +20,6 @@ from famr.models.layers import head_call, head_name, last_linear_call
 PENULTIMATE = "penultimate"
 """The input of the head, in place of the name of a layer."""
 
-Read = Callable[[int], Tensor]
-"""What a layer said in the last forward pass about that many images."""
-
 
 @torch.no_grad()
 def layer_features(
@@ -33,25 +30,36 @@ def layer_features(
     *,
     channels_last: bool = False,
 ) -> dict[str, Tensor]:
-    """(images, channels) of each named layer, averaged over positions or tokens; the classifier is not changed."""
+    """Mean activations over positions or tokens; the classifier is not changed.
+
+    Args:
+        classifier: The model.
+        images: The images.
+        device: Where to compute.
+        layers: Names of submodules, or `PENULTIMATE`.
+        channels_last: Whether 4-dimensional activations end with their channels.
+
+    Returns:
+        (images, channels) in at least float32 by layer, on the CPU.
+    """
     rows: dict[str, list[Tensor]] = {name: [] for name in layers}
     module = classifier.module
     batches = image_batches(images, classifier.require_preprocessing(), EVALUATION_BATCH, device)
-    with on_device(module, device), eval_mode(module), ExitStack() as taps:
-        read = {name: taps.enter_context(_tapped(classifier, name, channels_last)) for name in layers}
+    with on_device(module, device), eval_mode(module), ExitStack() as hooks:
+        read = {name: hooks.enter_context(_hooked(classifier, name, channels_last)) for name in layers}
         for batch in batches(None):
             module(batch.images)
-            for name, last in read.items():
-                rows[name].append(at_least_float32(last(len(batch.images))).cpu())
-    return {name: torch.cat(found) for name, found in rows.items()}
+            for name, features_of in read.items():
+                rows[name].append(at_least_float32(features_of(len(batch.images))).cpu())
+    return {name: torch.cat(parts) for name, parts in rows.items()}
 
 
 @contextmanager
-def _tapped(classifier: Classifier, layer: str, channels_last: bool) -> Iterator[Read]:
-    """Read a layer's mean output, or what goes into the head."""
+def _hooked(classifier: Classifier, layer: str, channels_last: bool) -> Iterator[Callable[[int], Tensor]]:
+    """A function of the number of images that gives a layer's features in the last forward pass."""
     if layer != PENULTIMATE:
-        with capture_layer(classifier.module, layer, channels_last) as tap:
-            yield lambda images: tap.features(images).mean(dim=-1)
+        with capture_layer(classifier.module, layer, channels_last) as output:
+            yield lambda images: output.features(images).mean(dim=-1)
         return
     last: list[Tensor] = []
     head = classifier.module.get_submodule(head_name(classifier))
@@ -64,9 +72,17 @@ def _tapped(classifier: Classifier, layer: str, channels_last: bool) -> Iterator
 
 @torch.no_grad()
 def head_features(classifier: Classifier, images: Images, device: torch.device) -> Tensor:
-    """What goes into the classifier's last linear layer, each image's vector divided by its norm, as doubles.
+    """Inputs of the classifier's last linear layer, each divided by its norm.
 
-    Keep them for later removals: a GPU may give other last digits to the same image in another batch.
+    Keep them for later removals: a GPU may give other last digits for the same image in another batch.
+
+    Args:
+        classifier: The model.
+        images: The images.
+        device: Where to compute.
+
+    Returns:
+        (images, width) in float64, on the CPU.
     """
     rows: list[Tensor] = []
     with (
@@ -76,6 +92,6 @@ def head_features(classifier: Classifier, images: Images, device: torch.device) 
     ):
         for batch in image_batches(images, classifier.require_preprocessing(), EVALUATION_BATCH, device)(None):
             logits = classifier.logits(batch.images)
-            _, given = head_call(calls, logits, classifier.spec)
-            rows.append(given.double().cpu())
+            _, inputs = head_call(calls, logits, classifier.spec)
+            rows.append(inputs.double().cpu())
     return nn.functional.normalize(torch.cat(rows), dim=1)

@@ -1,6 +1,7 @@
-"""Numbers that stopped being finite, told so that somebody can act: which layer, which step, which images.
+"""Numbers that are no longer finite: the error names the layer, the step and the images.
 
-A guard looks once, after the work whose figures it was given: inside an epoch the host never waits for the device.
+A check reads the device once, after the work whose numbers it checks: within an epoch the host never waits for the
+device.
 """
 
 from __future__ import annotations
@@ -13,78 +14,116 @@ import torch
 from torch import Tensor, nn
 
 from famr.data.loaders import Batch
-from famr.engine.distributed import number
+from famr.engine.distributed import as_float
 from famr.errors import NumericsError
 
 SHOWN = 10
-"""Images of a batch that an error names; it counts the others."""
+"""Images of a batch that an error names; it counts the rest."""
 
 
 class NotFiniteError(NumericsError):
-    """An error that knows the batch by its places in a set, until `naming` puts the names of the images to them."""
+    """An error that knows the images of its batch by their indices in the set, until `name_bad_images` names them.
 
-    def __init__(self, what: str, *, where: str, fix: str, places: Sequence[int]) -> None:
+    Args:
+        what: See `FamrError`.
+        where: See `FamrError`.
+        fix: See `FamrError`.
+        positions: Indices of the images.
+    """
+
+    def __init__(self, what: str, *, where: str, fix: str, positions: Sequence[int]) -> None:
         super().__init__(what, where=where, fix=fix)
-        self.places = tuple(places)
+        self.positions = tuple(positions)
 
 
 @contextmanager
-def name_bad_images(images: Sequence[str] | None) -> Iterator[None]:
-    """Say by their ids which images were in the batch that went wrong; by their places where they have no ids."""
+def name_bad_images(ids: Sequence[str] | None) -> Iterator[None]:
+    """Name the images of the batch that a `NotFiniteError` is about.
+
+    Args:
+        ids: Of the set's images; None: they have none, and their indices are given.
+
+    Raises:
+        NumericsError: The error, with the names of the images.
+    """
     try:
         yield
     except NotFiniteError as error:
-        names = [str(place) if images is None else images[place] for place in error.places]
+        names = [str(position) if ids is None else ids[position] for position in error.positions]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        told = f"{error.where}; images {', '.join(names[:SHOWN])}{more}"
-        raise NumericsError(error.what, where=told, fix=error.fix) from error
+        where = f"{error.where}; images {', '.join(names[:SHOWN])}{more}"
+        raise NumericsError(error.what, where=where, fix=error.fix) from error
 
 
-def require_finite(losses: Sequence[Tensor], places: Sequence[Tensor], module: nn.Module, epoch: int) -> None:
-    """Name the first step of an epoch that went wrong, its images, and the first layer that is no number now.
+def require_finite_steps(losses: Sequence[Tensor], positions: Sequence[Tensor], module: nn.Module, epoch: int) -> None:
+    """Check the losses of an epoch and the weights after it.
 
-    `places` are those of the images of each step. The caller's model is untouched, as this one is a copy.
+    Args:
+        losses: Of each step.
+        positions: Indices of the images of each step.
+        module: The network; its trainable parameters are checked.
+        epoch: From 1.
+
+    Raises:
+        NotFiniteError: Names the first step that went wrong, its images, and the first weight that is not finite.
     """
-    edited = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    if all_finite([*losses, *edited.values()]):
+    weights = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if all_finite([*losses, *weights.values()]):
         return
     finite = torch.isfinite(torch.stack(list(losses))).tolist()
     step = finite.index(False) if not all(finite) else len(finite) - 1
-    wrong = [name for name, p in edited.items() if not _is_finite(p) or not (p.grad is None or _is_finite(p.grad))]
-    layer = f", {wrong[0]} first of {len(wrong)} weights" if wrong else ""
+    bad = [name for name, p in weights.items() if not _is_finite(p) or not (p.grad is None or _is_finite(p.grad))]
+    layer = f", {bad[0]} first of {len(bad)} weights" if bad else ""
     raise NotFiniteError(
         "The loss or a weight is no longer a finite number.",
         where=f"epoch {epoch}, step {step + 1}{layer}",
         fix="Lower the learning rate (or β), or use fp32. Nothing was written; the original is unchanged.",
-        places=places[step].tolist(),
+        positions=positions[step].tolist(),
     )
 
 
 @dataclass
 class Sums:
-    """Statistics that are added up batch by batch: after which batch they were finite, known to the device alone."""
+    """Whether statistics that are summed batch by batch were finite after each batch.
+
+    Attributes:
+        finite: One flag a batch, on the device.
+        positions: Indices of the images of each batch.
+    """
 
     finite: list[Tensor] = field(default_factory=list)
-    places: list[Tensor] = field(default_factory=list)
+    positions: list[Tensor] = field(default_factory=list)
 
     def after(self, batch: Batch, tensors: Iterable[Tensor]) -> None:
-        """Look at the sums as they are now, without waiting for the answer."""
-        every = [tensor.sum() for tensor in tensors]
-        self.finite.append(torch.isfinite(torch.stack(every).sum() if every else torch.zeros(())))
-        self.places.append(batch.positions)
+        """Check the sums as they are now, without waiting for the device.
 
-    def require_finite(self, what: str, found: Mapping[str, Iterable[Tensor]]) -> None:
-        """Name the first layer whose sums are no numbers, the batch that made them so, and its images."""
-        wrong = [name for name, tensors in found.items() if not all(_is_finite(tensor) for tensor in tensors)]
-        if not wrong:
+        Args:
+            batch: The last one that was added.
+            tensors: The sums.
+        """
+        totals = [tensor.sum() for tensor in tensors]
+        self.finite.append(torch.isfinite(torch.stack(totals).sum() if totals else torch.zeros(())))
+        self.positions.append(batch.positions)
+
+    def require_finite(self, what: str, sums: Mapping[str, Iterable[Tensor]]) -> None:
+        """Check the final sums.
+
+        Args:
+            what: What they are, for the error.
+            sums: Tensors of each layer by its name.
+
+        Raises:
+            NotFiniteError: Names the first layer whose sums are not finite, the batch after which, and its images.
+        """
+        bad = [name for name, tensors in sums.items() if not all(_is_finite(tensor) for tensor in tensors)]
+        if not bad:
             return
-        sound = [bool(flag) for flag in self.finite]
-        batch = sound.index(False)
+        batch = [bool(flag) for flag in self.finite].index(False)
         raise NotFiniteError(
             f"The {what} is not a finite number everywhere.",
-            where=f"{wrong[0]} first of {len(wrong)} layers, batch {batch + 1}",
-            fix="Use the l2 anchor, or a model whose answers do not overflow. Nothing was written.",
-            places=self.places[batch].tolist(),
+            where=f"{bad[0]} first of {len(bad)} layers, batch {batch + 1}",
+            fix="Use the l2 anchor, or a model whose logits do not overflow. Nothing was written.",
+            positions=self.positions[batch].tolist(),
         )
 
 
@@ -100,5 +139,4 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Of a tensor that may lie in parts on several processes."""
-    return number((~torch.isfinite(tensor)).sum()) == 0
+    return as_float((~torch.isfinite(tensor)).sum()) == 0

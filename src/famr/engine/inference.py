@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from famr.data import Images
 from famr.data.loaders import Batch, evaluation_batches
@@ -25,12 +25,23 @@ from famr.models.classifier import eval_mode
 def predict(
     model: Classifier, images: Images, device: torch.device, precision: Precision = "fp32", ranks: Ranks = ALONE
 ) -> Predictions:
-    """What a model says about stored images, in their order."""
+    """Predictions on stored images, in their order; the model is on its own device again afterwards.
+
+    Args:
+        model: The model.
+        images: The images.
+        device: Where to compute.
+        precision: Of the forward passes.
+        ranks: Processes that share the work; each gets all predictions.
+
+    Raises:
+        DataError: The images have a class that the model does not have.
+    """
     batches = evaluation_batches(images, model.require_preprocessing(), device, ranks)
     if ranks.sharded:
-        from famr.engine.fsdp import spread_copy
+        from famr.engine.fsdp import sharded_copy
 
-        return predict_batches(spread_copy(model, device, ranks), batches(None), device, precision, ranks)
+        return predict_batches(sharded_copy(model, device, ranks), batches(None), device, precision, ranks)
     with on_device(model.module, device):
         return predict_batches(model, batches(None), device, precision, ranks)
 
@@ -43,31 +54,60 @@ def predict_batches(
     precision: Precision = "fp32",
     ranks: Ranks = ALONE,
 ) -> Predictions:
-    """Run a model in evaluation mode over batches that are already on its device; every rank gets all answers."""
+    """Predictions on batches, in evaluation mode.
+
+    Args:
+        model: The model, on the device.
+        batches: One pass.
+        device: Where the model is.
+        precision: Of the forward passes.
+        ranks: Processes that share every batch; each gets all predictions.
+
+    Raises:
+        DataError: The images have a class that the model does not have.
+    """
+
+    def logits_of_images(images: Tensor) -> Tensor:
+        return at_least_float32(model.logits(images))
+
     logits, targets = [], []
     with eval_mode(model.module), tf32_matmul(), ready_attention(device):
         for images, labels, _positions in batches:
             with autocast(device, precision):
-                said = halve_on_oom(lambda some: at_least_float32(model.logits(some)), images)
-            logits.append(ranks.gather(said, len(labels)))
+                rows = halve_on_oom(logits_of_images, images)
+            logits.append(ranks.gather(rows, len(labels)))
             targets.append(labels)
     return require_known_classes(model, Predictions(torch.cat(logits).cpu(), torch.cat(targets).cpu()))
 
 
-def require_known_classes(model: Classifier, found: Predictions) -> Predictions:
-    """Predictions to images of classes that the model has; an error where it has not."""
-    if int(found.targets.max()) >= found.logits.shape[-1]:
+def require_known_classes(model: Classifier, predictions: Predictions) -> Predictions:
+    """Predictions on images whose classes the model has.
+
+    Args:
+        model: For the error.
+        predictions: Its predictions; they are returned.
+
+    Raises:
+        DataError: A label is larger than the head.
+    """
+    largest, outputs = int(predictions.targets.max()), predictions.logits.shape[-1]
+    if largest >= outputs:
         raise DataError(
-            f"The data has class index {int(found.targets.max())}, the head only {found.logits.shape[-1]} outputs.",
+            f"The data has class index {largest}, the head only {outputs} outputs.",
             where=model.spec,
             fix="Use the data the checkpoint was trained on.",
         )
-    return found
+    return predictions
 
 
 @contextmanager
 def on_device(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Have a network on a device for a while, and bring it back."""
+    """Move a network to a device, and back at the end.
+
+    Args:
+        module: The network.
+        device: The device.
+    """
     home = next(module.parameters()).device
     module.to(device)
     try:
@@ -79,18 +119,33 @@ def on_device(module: nn.Module, device: torch.device) -> Iterator[None]:
 def predict_splits(
     splits: Splits, model: Classifier, device: torch.device, precision: Precision = "fp32", ranks: Ranks = ALONE
 ) -> SplitPredictions:
-    """What a model says about the forget set and the held-out sets of a request."""
+    """Predictions on the forget set and the held-out sets of a request.
 
-    def said(images: Images | None) -> Predictions | None:
+    Args:
+        splits: The sets.
+        model: The model.
+        device: Where to compute.
+        precision: Of the forward passes.
+        ranks: Processes that share the work.
+    """
+
+    def predict_set(images: Images | None) -> Predictions | None:
         return None if images is None else predict(model, images, device, precision, ranks)
 
     return SplitPredictions(
         forget=predict(model, splits.forget, device, precision, ranks),
-        test=said(splits.test),
-        forget_test=said(splits.forget_test),
+        test=predict_set(splits.test),
+        forget_test=predict_set(splits.forget_test),
     )
 
 
 def accuracy_on_images(model: Classifier, images: Images, device: torch.device, ranks: Ranks = ALONE) -> float | None:
-    """Accuracy on stored images; None where they have no labels."""
+    """Accuracy on stored images; None where they have no labels.
+
+    Args:
+        model: The model.
+        images: The images.
+        device: Where to compute.
+        ranks: Processes that share the work.
+    """
     return accuracy(predict(model, images, device, ranks=ranks))

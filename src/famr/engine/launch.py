@@ -1,8 +1,8 @@
-"""How the processes of a run meet, and how they part: in order, or all of them when one of them fails.
+"""How the processes of a run start and end together.
 
-A rank that fails leaves its words in a store that all reach, and ends once the others have read them, as the store may
-be its own; the others notice that it is gone, and end with its words and its exit code. Nobody waits longer than the
-timeout.
+A rank that fails leaves its error in a store that all ranks reach, and ends once the other ranks have read it, as the
+store may be its own. The other ranks notice that it is gone, and end with its error and its exit code. No rank waits
+longer than the timeout.
 """
 
 from __future__ import annotations
@@ -22,78 +22,90 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from famr.engine.distributed import ALONE, Ranks, from_words, in_words
+from famr.engine.distributed import ALONE, Ranks, error_from_json, error_to_json
 from famr.errors import FamrError, NumericsError, RequestError
 
 TIMEOUT = 600.0
-"""Seconds that a rank waits for the others before it gives them up; $FAMR_TIMEOUT says otherwise."""
-MEETING = 120.0
-"""Seconds in which all must have come, or fewer where the timeout is shorter."""
-FAILURE = "failure"
-HEARD = "heard"
-ENDED = "ended"
-PARTING = 5.0
-"""Seconds in which all others must have come to their end, too, or have heard why there is one."""
-LAST_WORDS = 1.0
-"""Seconds in which the words of a rank that is gone must be found; it left them before it went."""
-BEAT = 0.2
-"""Seconds between two looks for such words."""
+"""Seconds that a rank waits for another before it gives up, unless $FAMR_TIMEOUT is set."""
+START_TIMEOUT = 120.0
+"""Seconds in which all ranks must have started, or fewer where the timeout is shorter."""
+EXIT_TIMEOUT = 5.0
+"""Seconds that a rank waits at its end for the other ranks to end, or to read its error."""
+ERROR_TIMEOUT = 1.0
+"""Seconds in which the error of a rank that is gone must be found; it was left before the rank ended."""
+POLL_INTERVAL = 0.2
+"""Seconds between two looks for such an error."""
+FAILURE, FAILURE_READ, ENDED = "failure", "heard", "ended"
+"""Keys of the store: the first error, and how many ranks have read it or have ended."""
 
 
-def started(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Which process of how many the launcher says this is.
+def launched_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Which process of how many this is, by the variables of torchrun and accelerate.
 
-    >>> started({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
+    Args:
+        environment: Holds WORLD_SIZE, RANK and LOCAL_RANK; without them this process is the only one.
+
+    Raises:
+        RequestError: The variables contradict each other.
+
+    >>> launched_ranks({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
     Ranks(rank=3, size=4, local=1, sharded=False)
-    >>> started({})
+    >>> launched_ranks({})
     Ranks(rank=0, size=1, local=0, sharded=False)
     """
-    said = {name: environment.get(name, default) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))}
-    said["LOCAL_RANK"] = environment.get("LOCAL_RANK", said["RANK"])
-    if not all(value.isdecimal() for value in said.values()) or int(said["RANK"]) >= int(said["WORLD_SIZE"]):
+    values = {name: environment.get(name, default) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))}
+    values["LOCAL_RANK"] = environment.get("LOCAL_RANK", values["RANK"])
+    if not all(value.isdecimal() for value in values.values()) or int(values["RANK"]) >= int(values["WORLD_SIZE"]):
         raise RequestError(
-            "The launcher's variables do not make sense.",
-            where=", ".join(f"{name}={value!r}" for name, value in said.items()),
+            "The launcher's variables contradict each other.",
+            where=", ".join(f"{name}={value!r}" for name, value in values.items()),
             fix="Start famr with torchrun, or without these variables.",
         )
-    return Ranks(int(said["RANK"]), int(said["WORLD_SIZE"]), int(said["LOCAL_RANK"]))
+    return Ranks(int(values["RANK"]), int(values["WORLD_SIZE"]), int(values["LOCAL_RANK"]))
 
 
 @contextmanager
-def joined(asked: int | None = None, *, shard: bool = False, device: str = "auto") -> Iterator[Ranks]:
-    """Meet the processes that were started with this one; ALONE where none were.
+def process_group(expected: int | None = None, *, shard: bool = False, device: str = "auto") -> Iterator[Ranks]:
+    """Connect the processes that were started with this one; `ALONE` where none were.
 
-    `asked`: how many there are to be; a launcher that quietly started fewer is an error.
+    Args:
+        expected: Number of processes there must be; a launcher that quietly started fewer is an error. None: any.
+        shard: Whether weights are divided among the processes.
+        device: Name of the device; `cpu` leaves NCCL out.
+
+    Raises:
+        RequestError: There are more or fewer processes than expected, or weights cannot be divided.
+        FamrError: The processes did not find each other, or another one failed.
+        NumericsError: Another process is gone without an error.
     """
-    ranks = replace(started(), sharded=shard)
+    ranks = replace(launched_ranks(), sharded=shard)
     if ranks.size == 1:
-        _require(ranks, asked)
+        _check(ranks, expected)
         yield ALONE
         return
-    store = _meet(ranks, device)
-    others = _Listener(store)
+    store = _connect(ranks, device)
+    listener = _Listener(store)
     try:
-        _require(ranks, asked)  # only now, so that all say it before one of them ends
+        _check(ranks, expected)  # only now, so that all raise it before one of them ends
         yield ranks
     except BaseException as error:
-        if _is_loss_of_others(error):
-            raise others.last_words() from error
-        _leave_words(store, in_words(error, ranks.rank), ranks.size)
+        if _is_lost_connection(error):
+            raise listener.error() from error
+        _leave_error(store, error_to_json(error, ranks.rank), ranks.size)
         raise
     finally:
-        others.stop()
+        listener.stop()
     _wait_for_all(store, ENDED, ranks.size)
-    gc.collect()  # what still refers to the group would keep its threads at work while the interpreter ends
+    gc.collect()  # what still refers to the group would keep its threads running while the interpreter ends
     dist.destroy_process_group()
 
 
-def _require(ranks: Ranks, asked: int | None) -> None:
-    """Compare what was asked for with what was started."""
-    if asked is not None and asked != ranks.size:
+def _check(ranks: Ranks, expected: int | None) -> None:
+    if expected is not None and expected != ranks.size:
         raise RequestError(
-            f"{asked} processes were asked for, and {ranks.size} started.",
+            f"{expected} processes were asked for, and {ranks.size} started.",
             where="--processes",
-            fix=f"torchrun --nproc-per-node {asked} -m famr …",
+            fix=f"torchrun --nproc-per-node {expected} -m famr …",
         )
     if ranks.sharded and ranks.size == 1:
         raise RequestError(
@@ -101,26 +113,30 @@ def _require(ranks: Ranks, asked: int | None) -> None:
         )
 
 
-def _meet(ranks: Ranks, device: str) -> Store:
-    """Messages between CPUs by gloo, between GPUs by NCCL."""
-    limit = timedelta(seconds=timeout())
+def _connect(ranks: Ranks, device: str) -> Store:
+    """Start the process group: gloo between CPUs, NCCL between GPUs. Returns the store for errors."""
+    limit = timedelta(seconds=timeout_seconds())
     backend = "cpu:gloo,cuda:nccl" if device != "cpu" and torch.cuda.is_available() else "gloo"
     try:
-        store, rank, size = next(iter(rendezvous("env://", timeout=min(limit, timedelta(seconds=MEETING)))))
+        store, rank, size = next(iter(rendezvous("env://", timeout=min(limit, timedelta(seconds=START_TIMEOUT)))))
         store.set_timeout(limit)
         dist.init_process_group(backend, store=PrefixStore("famr", store), rank=rank, world_size=size, timeout=limit)
-        dist.all_reduce(torch.zeros(1))  # all are here: one that left at once would take the store from the others
+        dist.all_reduce(torch.zeros(1))  # all are here: a rank that ended at once could take the store with it
     except (RuntimeError, ValueError) as error:
         raise FamrError(
             f"The processes of this run did not find each other: {str(error).splitlines()[0]}",
             where=f"rank {ranks.rank} of {ranks.size}",
-            fix="See that the launcher started all of them, and that they reach its address.",
+            fix="Check that the launcher started all of them, and that they reach its address.",
         ) from error
     return PrefixStore("famr-failures", store)
 
 
-def timeout() -> float:
-    """Seconds that a rank waits for the others, as the environment says."""
+def timeout_seconds() -> float:
+    """Seconds that a rank waits for another: $FAMR_TIMEOUT, or 600.
+
+    Raises:
+        RequestError: The variable is no number of seconds.
+    """
     text = os.environ.get("FAMR_TIMEOUT", str(TIMEOUT))
     try:
         seconds = float(text)
@@ -131,59 +147,59 @@ def timeout() -> float:
     return seconds
 
 
-def _wait_for_all(store: Store, what: str, size: int, own: int = 1) -> None:
-    """Count this rank, unless its `own` part is counted elsewhere, and wait until all are; not for one that is gone."""
-    deadline = time.monotonic() + PARTING
-    with suppress(RuntimeError):  # the one that kept the store is gone, so all had come
-        counted = store.add(what, own)
+def _wait_for_all(store: Store, key: str, size: int, own: int = 1) -> None:
+    """Count this rank (`own` is 0 where its listener counts it) and wait until all are counted, or the timeout."""
+    deadline = time.monotonic() + EXIT_TIMEOUT
+    with suppress(RuntimeError):  # the rank that held the store is gone, so all had come
+        counted = store.add(key, own)
         while counted < size and time.monotonic() < deadline:
             time.sleep(0.01)
-            counted = store.add(what, 0)
+            counted = store.add(key, 0)
 
 
-def _is_loss_of_others(error: BaseException) -> bool:
-    """Whether an error is only that another rank is gone; gloo's errors have no class of their own."""
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether an error only means that another rank is gone; gloo's errors have no class of their own."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
-def _leave_words(store: Store, words: Mapping[str, str | None], size: int) -> None:
-    """Say why this rank ends, and wait until all have heard it, its own listener among them."""
-    with suppress(RuntimeError):  # the one that kept the store is gone
-        store.compare_set(FAILURE, "", json.dumps(words))  # the first to fail is the one to hear
-    _wait_for_all(store, HEARD, size, own=0)
+def _leave_error(store: Store, error: Mapping[str, str | None], size: int) -> None:
+    """Leave the error with which this rank ends, and wait until all have read it, its own listener among them."""
+    with suppress(RuntimeError):  # the rank that held the store is gone
+        store.compare_set(FAILURE, "", json.dumps(error))  # the first error is the one to read
+    _wait_for_all(store, FAILURE_READ, size, own=0)
 
 
 class _Listener:
-    """Looks for the words of a rank that fails, beside the work: the store may be gone when that rank is."""
+    """A thread that looks for the error of a failing rank: the store may be gone once that rank is."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._heard: FamrError | None = None
-        self._enough, self._done = threading.Event(), threading.Event()
+        self._error: FamrError | None = None
+        self._stop, self._done = threading.Event(), threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         try:
-            while not self._enough.wait(BEAT):
+            while not self._stop.wait(POLL_INTERVAL):
                 if self._store.check([FAILURE]):
-                    self._heard = from_words(json.loads(self._store.get(FAILURE)))
-                    self._store.add(HEARD, 1)
+                    self._error = error_from_json(json.loads(self._store.get(FAILURE)))
+                    self._store.add(FAILURE_READ, 1)
                     return
         except (RuntimeError, ValueError):
-            return  # the one that kept the store is gone
+            return  # the rank that held the store is gone
         finally:
             self._done.set()
 
-    def last_words(self) -> FamrError:
-        """Why another rank is gone, as far as it could say."""
-        self._done.wait(LAST_WORDS)  # one that keeps the store and stands still never answers
-        return self._heard or NumericsError(
+    def error(self) -> FamrError:
+        """Why another rank is gone, as far as is known."""
+        self._done.wait(ERROR_TIMEOUT)  # a rank that holds the store and stands still never answers
+        return self._error or NumericsError(
             "Another process of this run ended, or did not answer in time.",
             where="between the processes",
-            fix="See what that one said last, and start the run again. Nothing half-written was left.",
+            fix="See its last output, and start the run again. Nothing half-written was left.",
         )
 
     def stop(self) -> None:
-        """Listen no more."""
-        self._enough.set()
-        self._done.wait(LAST_WORDS)
+        """Stop the thread."""
+        self._stop.set()
+        self._done.wait(ERROR_TIMEOUT)

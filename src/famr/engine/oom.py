@@ -11,41 +11,38 @@ import gc
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from famr.data.loaders import Batch
-from famr.engine.base import BatchLoss
+from famr.engine.base import BatchLoss, Result
 from famr.errors import NumericsError, is_out_of_memory
 
-Result = TypeVar("Result")
-
-DERIVATIVE_MEMORY = 4 << 30
+DERIVATIVE_BYTES = 4 << 30
 """Bytes that per-image or second derivatives of a few dozen images may take; far more than a small network needs."""
-MOST_TIMES = 16
+LARGEST_FACTOR = 16
 
 
-def derivative_batch_size(few: int, device: torch.device) -> int:
-    """Images at a time for per-image or second derivatives: `few`, and up to 16 times as many where memory is free.
+def derivative_batch_size(smallest: int, device: torch.device) -> int:
+    """Images at a time for per-image or second derivatives: up to 16 times `smallest` where a GPU has free memory.
 
     Args:
-        few: Size that any device can take.
+        smallest: A size that fits any device.
         device: Where they are computed.
     """
     if device.type != "cuda":
-        return few
+        return smallest
     free, _total = torch.cuda.mem_get_info(device)
-    return int(few * min(MOST_TIMES, max(1, free // DERIVATIVE_MEMORY)))
+    return int(smallest * min(LARGEST_FACTOR, max(1, free // DERIVATIVE_BYTES)))
 
 
 def micro_batches(batch: Batch, parts: int) -> list[tuple[Batch, float]]:
-    """A batch in so many parts, as equal as can be, each with its share of the images.
+    """A batch in parts of one size, the last of which may be smaller; each with its share of the images.
 
     Args:
         batch: The batch.
-        parts: How many.
+        parts: Number of parts, at most.
 
     >>> batch = Batch(torch.zeros(5, 1), torch.arange(5), torch.arange(5))
     >>> [(part.labels.tolist(), share) for part, share in micro_batches(batch, 2)]
@@ -75,10 +72,10 @@ def map_in_halves(compute: Callable[[Batch], Result], batch: Batch) -> list[Resu
 
 
 def halve_on_oom(compute: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """The same for a function of images that gives one row an image.
+    """The same for a function of images; its rows in one tensor.
 
     Args:
-        compute: A function without a graph.
+        compute: A function without a graph that gives one row an image.
         images: Its argument.
     """
     parts = map_in_halves(lambda batch: compute(batch.images), Batch(images, images, images))
@@ -86,16 +83,20 @@ def halve_on_oom(compute: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 
 
 class MicroBatches:
-    """The gradient of a batch in as many parts as memory allows; once there are more parts, it stays so."""
+    """The gradient of a batch in as many micro-batches as memory needs; their number never falls.
+
+    Attributes:
+        parts: Micro-batches of a batch.
+    """
 
     def __init__(self) -> None:
         self.parts = 1
-        self._activations_on_host = False
+        self._activations_on_host = self._warned = False
 
     def gradient(
         self, loss: BatchLoss, batch: Batch, parameters: Sequence[nn.Parameter]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The loss of a batch and its gradient; more parts are tried where memory runs out.
+        """The loss of a batch and its gradient; more micro-batches are tried where memory runs out.
 
         Args:
             loss: A loss whose sum or mean over images splits over micro-batches.
@@ -107,13 +108,22 @@ class MicroBatches:
         """
         while True:
             try:
-                return self._accumulate(loss, batch, parameters)
+                result = self._accumulate(loss, batch, parameters)
+                break
             except RuntimeError as error:
                 capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
                 if not is_out_of_memory(error) or capturing:
                     raise
                 reason = str(error).splitlines()[0]
-            self._use_less_memory(len(batch.labels), reason)  # outside of `except`, which keeps the graph alive
+            self._use_less_memory(batch, reason)  # outside of `except`, which keeps the graph alive
+        if self.parts > 1 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"Memory ran out; each batch is split into {self.parts} micro-batches, or more if it runs out again. "
+                "The result is the same, it takes longer.",
+                stacklevel=2,
+            )
+        return result
 
     def _accumulate(
         self, loss: BatchLoss, batch: Batch, parameters: Sequence[nn.Parameter]
@@ -130,23 +140,20 @@ class MicroBatches:
         assert gradient is not None
         return total, gradient
 
-    def _use_less_memory(self, images: int, reason: str) -> None:
+    def _use_less_memory(self, batch: Batch, reason: str) -> None:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if self.parts < images:
-            self.parts = min(2 * self.parts, images)
-            how = f"each batch is split into {self.parts} micro-batches"
-        elif not self._activations_on_host:
+        if self.parts < len(batch.labels):
+            self.parts = min(2 * self.parts, len(batch.labels))
+        elif not self._activations_on_host and batch.images.device.type != "cpu":
             self._activations_on_host = True
-            how = "one image at a time, its activations in the host's memory"
         else:
             raise NumericsError(
                 "There is not enough memory, even for one image at a time.",
                 where=reason,
                 fix="Use a device with more memory, or --device cpu. Nothing was written; the original is unchanged.",
             )
-        warnings.warn(f"Memory ran out; {how}. The result is the same, it takes longer.", stacklevel=2)
 
 
 def gradient_of(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -155,6 +162,10 @@ def gradient_of(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor
     Args:
         loss: A number with a graph.
         parameters: In which the gradient is taken.
+
+    >>> w, unused = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.ones(1))
+    >>> gradient_of(w.square(), [w, unused])
+    [tensor(6.), tensor([0.])]
     """
     gradient = torch.autograd.grad(loss, list(parameters), allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradient, strict=True)]

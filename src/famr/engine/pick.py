@@ -14,13 +14,19 @@ def pick_engine(device: str | None = None, home: torch.device | None = None, ran
 
     Args:
         device: Name of the device; None: that of the network, or the best available for a network on the CPU.
-        home: Where the network is.
+        home: Where the network is; None: on the CPU.
         ranks: The processes that share the run.
+
+    Raises:
+        RequestError: There is no such device, or the processes cannot share it.
+
+    >>> type(pick_engine("cpu")).__name__
+    'PrefixEngine'
     """
     if ranks.size > 1:
         from famr.engine.ddp import DistributedEngine
 
-        return DistributedEngine(ranks.place(device or "auto"), ranks)
+        return DistributedEngine(ranks.device(device or "auto"), ranks)
     on_cpu = home is None or home.type == "cpu"
     chosen = pick_device(device or ("auto" if on_cpu else str(home)))
     if chosen.type == "cuda":

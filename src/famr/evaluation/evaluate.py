@@ -78,7 +78,7 @@ def compare(
                 fix="Compare models that were trained on the same classes.",
             )
     require_same_labels(unlearned, splits)
-    chosen = ranks.place(device or "auto")
+    chosen = ranks.device(device or "auto")
     scores = compare_predictions(
         None if original is None else predict_splits(splits, original, chosen, precision, ranks),
         predict_splits(splits, unlearned, chosen, precision, ranks),

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 def plain(text: str) -> str:
     """User text that cannot act as Markdown, HTML or a line of its own.
 
+    Args:
+        text: Any text.
+
     >>> plain("a|b <script>\\n# c")
     'a\\\\|b \\\\<script\\\\> \\\\# c'
     """
@@ -21,7 +24,7 @@ def plain(text: str) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """A value as JSON, which YAML takes as it is, with what could be markup or is not seen written as an escape.
+    """A value as JSON, which is valid YAML; markup characters and invisible ones are escaped.
 
     >>> print(_yaml(["<b>", "a\\nb", "é"]))
     ["\\U0000003cb\\U0000003e", "a\\nb", "é"]
@@ -31,7 +34,13 @@ def _yaml(value: Any) -> str:
 
 
 def front_matter(model: Classifier, tags: list[str], facts: Mapping[str, Any] | None = None) -> str:
-    """The block that the Hub reads."""
+    """The YAML block at the top of a model card, which the Hub reads.
+
+    Args:
+        model: The model.
+        tags: Of the card.
+        facts: What the card says about the unlearning run; None: nothing.
+    """
     library = model.architecture.library
     lines = ["---", "pipeline_tag: image-classification"]
     lines += [f"library_name: {library}"] if library != "none" else []
@@ -41,17 +50,17 @@ def front_matter(model: Classifier, tags: list[str], facts: Mapping[str, Any] | 
 
 
 def loading(model: Classifier) -> str:
-    """One line that says how to load the model in its own library.
+    """One line on how to load the model in its own library.
 
     Args:
         model: The model.
     """
     name = plain(model.architecture.name)
-    ways = {
+    code = {
         "timm": '`timm.create_model("local-dir:PATH", pretrained=True)`',
         "transformers": '`AutoModelForImageClassification.from_pretrained("PATH")`',
         "torchvision": f"`torchvision.models.get_model(...)` as config.json says ({name}), then "
         '`load_state_dict(safetensors.torch.load_file("PATH/model.safetensors"))`',
         "none": "your own network class, then `load_state_dict` of model.safetensors",
     }
-    return f"Load it with {ways[model.architecture.library]}.\n"
+    return f"Load it with {code[model.architecture.library]}.\n"

@@ -1,4 +1,4 @@
-"""The run folder: everything a run leaves behind, staged beside its place and renamed once."""
+"""The run folder: all results of a run, written to a temporary folder beside it and renamed once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ LIBRARIES = ("torch", "torchvision", "timm", "transformers", "safetensors", "pil
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What the run was made with; no host, user or path."""
+    """Hardware and versions that a run was made with; no host, user or path.
+
+    Args:
+        device: Name of the device.
+    """
     import torch
 
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
@@ -43,19 +47,39 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """One JSON object, readable, in UTF-8; NaN is an error, not a word JSON does not know."""
+    """Write one indented JSON object in UTF-8.
+
+    Args:
+        path: The file; its folder is created.
+        content: The object.
+
+    Raises:
+        ValueError: A number is not finite, which JSON cannot write.
+    """
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """One JSON object a line."""
+    """Write one JSON object a line.
+
+    Args:
+        path: The file; its folder is created.
+        rows: The objects.
+
+    Raises:
+        ValueError: A number is not finite, which JSON cannot write.
+    """
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def bytes_of(model: Classifier) -> int:
-    """How much room the weights take."""
+def weight_bytes(model: Classifier) -> int:
+    """Bytes of a model's weights and buffers.
+
+    Args:
+        model: The model.
+    """
     return sum(tensor.nbytes for tensor in model.module.state_dict().values())
 
 
@@ -88,7 +112,7 @@ def write_run(
     Raises:
         StorageError: There is no room, or the folder exists.
     """
-    require_space(target, bytes_of(model))
+    require_space(target, weight_bytes(model))
     with atomic_folder(target, overwrite=overwrite) as folder:
         model.architecture.save(model, folder)
         for name, content in files.items():
@@ -101,9 +125,17 @@ def write_run(
 
 
 def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
-    """Put files into a finished run that is still as it was sealed, each whole or not at all, and seal it anew.
+    """Add files to a finished run, each whole or not at all, and seal it again.
 
-    The seal lets go of files that are about to change first, so that a kill at any moment leaves a run that holds.
+    Files that are about to change leave the seal first, so that a kill at any moment leaves a run whose seal is valid.
+
+    Args:
+        folder: The run folder; it is as it was sealed.
+        files: Content by path relative to the folder.
+
+    Raises:
+        CheckpointError: A sealed file was changed or is missing.
+        StorageError: A file cannot be written, or lies outside of the folder.
     """
     with locked(folder):
         check_complete(folder)
@@ -115,9 +147,9 @@ def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
                     where=str((folder / name).parent),
                     fix="Restore the folder from a copy.",
                 )
-        if (let_go := seal_without(folder, files)) is not None:
+        if (smaller_seal := seal_without(folder, files)) is not None:
             with atomic_file(folder / COMPLETE) as staging:
-                staging.write_text(let_go, encoding="utf-8")
+                staging.write_text(smaller_seal, encoding="utf-8")
         for name, content in files.items():
             with atomic_file(folder / name) as staging:
                 staging.write_text(content, encoding="utf-8")
@@ -126,7 +158,17 @@ def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def earlier_runs(folder: Path) -> tuple[EarlierRequest, ...]:
-    """Everything a run folder's model was made to forget, first run first; empty for one that never forgot."""
+    """Everything a run folder's model was made to forget, first run first.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Empty for a folder that is not of an unlearning run.
+
+    Raises:
+        CheckpointError: The run's records are damaged.
+    """
     if not (folder / "unlearning/run.json").is_file():
         return ()
     request, run = read_unlearning(folder)
@@ -138,15 +180,23 @@ def earlier_runs(folder: Path) -> tuple[EarlierRequest, ...]:
 
 
 OTHER_FOLDERS = {
-    "certified.json": ", but of a certified head: what holds of it stands in its certificate.md",
-    "sisa.json": ", but of a SISA ensemble: what was removed, its shards were trained without",
+    "certified.json": ", but of a certified head: its guarantee is in its certificate.md",
+    "sisa.json": ", but of a SISA ensemble: its shards were trained without what was removed",
     "training/run.json": ", but of a training: nothing was forgotten there, at most left out",
 }
-"""Folders that famr writes, too, by a file that only they have."""
+"""Other folders that famr writes, by a file that only they have."""
 
 
 def read_unlearning(folder: Path) -> tuple[Request, dict[str, Any]]:
-    """The request and run.json of a run folder; the places in it as they are found from here."""
+    """The request and run.json of a run folder, with paths as they are from here.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        RequestError: There is no such folder.
+        CheckpointError: It is not of an unlearning run, or its records are damaged.
+    """
     if not folder.is_dir():
         raise RequestError("There is no such run folder.", where=str(folder), fix="Name a folder that famr wrote.")
     try:
@@ -154,7 +204,7 @@ def read_unlearning(folder: Path) -> tuple[Request, dict[str, Any]]:
         run = json.loads((folder / "unlearning/run.json").read_text(encoding="utf-8"))
         return Request.from_json(request), with_local_paths(run, folder)
     except FileNotFoundError as error:
-        kind = next((words for mark, words in OTHER_FOLDERS.items() if (folder / mark).is_file()), "")
+        kind = next((text for file, text in OTHER_FOLDERS.items() if (folder / file).is_file()), "")
         raise CheckpointError(
             f"This is not the folder of an unlearning run{kind}.",
             where=str(folder),

@@ -20,7 +20,7 @@ from famr.data.loaders import Batch, gpu_pixels, order, pixel_batches
 from famr.data.request import Request
 from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, autocast, deterministic, pick_device
-from famr.engine.finite import name_bad_images, require_finite
+from famr.engine.finite import name_bad_images, require_finite_steps
 from famr.errors import RequestError
 from famr.metrics.tables import in_percent
 from famr.models import Classifier
@@ -313,7 +313,7 @@ class _Run:
             losses, hits = torch.stack(values).unbind(dim=-1)
             mean_loss, accuracy = float(losses.mean()), float(hits.mean())
             seconds += time.perf_counter() - start
-            require_finite(list(losses), positions, self._model.module, epoch)
+            require_finite_steps(list(losses), positions, self._model.module, epoch)
             yield TrainingRow(epoch, self.steps.taken, mean_loss, accuracy, rate, seconds)
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from torch import nn
 
@@ -66,10 +67,10 @@ def forget(
     monitor = monitor or Monitor()
     original = model if isinstance(model, Classifier) else Classifier(model)
     engine = engine or pick_engine(device, next(original.module.parameters()).device)
-    with engine.together():  # an error in one process is an error in all
+    with engine.fail_together():  # an error in one process is an error in all
         inputs = RunInputs.of(original, splits, forget, style_target, anchor_images, sketch)
         config, why = resolve(method or FAMR(), inputs.available(), engine)
-        identity = _identity(original, inputs, config, seed, engine)
+        identity = partial(_identity, original, inputs, config, seed, engine)
         progress = Progress.open(monitor.resume_state, inputs.forget_ids, identity)
     settings = {"the method": config.to_json(), "the seed": seed, "the unfinished run": progress.facts()}
     engine.agree(lambda: inputs.facts(original, settings))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from famr.engine.distributed import number
+from famr.engine.distributed import as_float
 from famr.errors import NumericsError, RequestError
 from famr.losses.objective import l2_penalty
 from famr.metrics.predictions import Predictions
@@ -162,14 +162,14 @@ def _row(problem: Problem, epoch: Epoch, original: Predictions, measured: Measur
     scores = score(predictions, original, problem.predict_held_out() if track_retain else None, None)
     parameters = problem.session.parameters
     forget_loss = float(problem.objective.combined(kl, style))
-    anchor_loss = sum(strength * number(anchor.penalty(parameters)) for anchor, strength in problem.anchors)
+    anchor_loss = sum(strength * as_float(anchor.penalty(parameters)) for anchor, strength in problem.anchors)
     row = HistoryRow(
         epoch=epoch.epoch,
         step=epoch.steps,
         loss_forget=forget_loss,
         loss_anchor=anchor_loss,
         loss_total=forget_loss + anchor_loss,
-        drift=number(2 * l2_penalty(parameters, problem.original)) ** 0.5,  # ‖θ − θ₀‖
+        drift=as_float(2 * l2_penalty(parameters, problem.original)) ** 0.5,  # ‖θ − θ₀‖
         retain_accuracy=scores.retain_accuracy,
         forget_accuracy=scores.forget_accuracy,
         forget_cross_entropy=scores.forget_cross_entropy,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from famr.data.loaders import Batch
-from famr.engine.finite import require_finite
+from famr.engine.finite import require_finite_steps
 from famr.optim import OPTIMISERS
 from famr.optim.schedules import epoch_seed
 from famr.unlearn.problem import Problem
@@ -85,7 +85,7 @@ def minimise(
             taken += 1
             if on_step is not None:
                 on_step(Step(epoch, taken))
-        require_finite(losses, positions, session.model.module, epoch)  # synchronises the device
+        require_finite_steps(losses, positions, session.model.module, epoch)  # synchronises the device
         seconds += time.perf_counter() - started
         weights = {f"weight.{index}": parameter for index, parameter in enumerate(session.parameters)}
         yield Epoch(epoch, taken, seconds, {**weights, **update.state()})

@@ -12,7 +12,6 @@ from torch import Tensor
 from famr.config import ResolvedFAMR
 from famr.data.loaders import Batch, Batches
 from famr.engine.base import Session
-from famr.engine.oom import map_in_halves
 from famr.losses.objective import Reduction, combine, gram_matrix, logit_excess, reduce, style_distance, target_kl
 from famr.metrics.predictions import Predictions
 from famr.models.activations import LayerOutput
@@ -128,8 +127,7 @@ class ForgetObjective:
         rows: list[ImageLosses] = []
         labels: list[Tensor] = []
         for batch in batches:
-            one_process = self.session.processes == 1
-            rows += map_in_halves(self.per_image, batch) if one_process else [self.per_image(batch)]
+            rows += self.session.in_parts(self.per_image, batch)
             labels.append(batch.labels)
         predictions = Predictions(torch.cat([row.logits for row in rows]).cpu(), torch.cat(labels).cpu())
         styles = [row.style for row in rows if row.style is not None]

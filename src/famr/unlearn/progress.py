@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,15 @@ class Progress:
     resumed: bool = False
 
     @classmethod
-    def open(cls, store: ResumeState | None, forget_ids: Sequence[str] | None, facts: Mapping[str, Any]) -> Progress:
+    def open(
+        cls, store: ResumeState | None, forget_ids: Sequence[str] | None, facts: Callable[[], Mapping[str, Any]]
+    ) -> Progress:
         """Load the state that an earlier process of the same run left, if there is one.
 
         Args:
             store: Saves the state; None: it is not saved.
             forget_ids: Ids of the forget images; a loader has none, and its run cannot be resumed.
-            facts: Facts that identify the run; the state of another run is refused.
+            facts: Computes what identifies the run, where a state is kept; the state of another run is refused.
 
         Raises:
             RequestError: The forget set has no ids, or the state is of another run.
@@ -46,7 +48,7 @@ class Progress:
             return cls()
         if forget_ids is None:
             raise RequestError("Only a run on named images can be resumed.", where="resume_state", fix="Give splits.")
-        state = store.begin(forget=list(forget_ids), **facts)
+        state = store.begin(forget=list(forget_ids), **facts())
         return cls(store) if state is None else cls(store, state, [*state.facts["trials"]], resumed=True)
 
     def facts(self) -> dict[str, Any] | None:

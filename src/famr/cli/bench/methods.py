@@ -33,7 +33,7 @@ from famr.cli.shadow_models import recorded_training
 from famr.data import Data
 from famr.data.request import Request
 from famr.engine.devices import Precision
-from famr.engine.launch import joined
+from famr.engine.launch import process_group
 from famr.errors import RequestError
 from famr.models import Classifier, load_model
 from famr.models.labels import match_labels
@@ -201,7 +201,7 @@ def methods_command(
         from_scratch=original.from_scratch,
         training=training if augment else replace(training, augmentation=None),
     )
-    with joined(processes, device=device) as ranks:
+    with process_group(processes, device=device) as ranks:
         bench = build_bench(setup, original, forget, comparison, device)
         content = run_bench(bench, output, (lambda _line: None) if quiet or not ranks.first else say, ranks)
     return bench_result(content, output) if ranks.first else None
