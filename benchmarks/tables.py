@@ -29,7 +29,7 @@ from benchmarks.frontier_figure import draw_frontier
 from benchmarks.markdown import machine_line, markdown_table, page_head
 from benchmarks.overview import bench_page, overview
 from benchmarks.paper import figures as paper_figures
-from benchmarks.whole_calls import whole_calls_page
+from benchmarks.whole_calls import editions_page, whole_calls_page
 from famr.data.request import Request
 from famr.metrics.tables import COLUMNS, in_percent
 
@@ -47,6 +47,7 @@ OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "soak": soak_page,
     "fuzz": fuzz_page,
     "whole calls": whole_calls_page,
+    "editions": editions_page,
 }
 FIGURES = {
     "audit-cifar100-vit_tiny": draw_audit,

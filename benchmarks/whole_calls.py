@@ -66,27 +66,6 @@ ENGINES = {
     "no-prefix": "also without the prefix cache",
     "reference": "reference engine",
 }
-FIRST_EDITION_SOURCE = "first edition, measured on an H200 before the redesign; fresh process / warm, seconds"
-FIRST_EDITION: dict[str, dict[str, str]] = {
-    "ViT-Ti": {
-        "all of it": "1.46 / 0.37",
-        "without lean, kernels, waking": "1.73 / 0.46",
-        "also without graph replay": "1.89 / 0.71",
-        "also without the frozen-prefix cache": "3.25 / 1.14",
-    },
-    "ViT-B": {
-        "all of it": "2.08 / 0.99",
-        "without lean, kernels, waking": "2.41 / 1.13",
-        "also without graph replay": "2.52 / 1.07",
-        "also without the frozen-prefix cache": "3.33 / 2.03",
-    },
-    "ViT-L": {
-        "all of it": "3.74 / 2.42",
-        "without lean, kernels, waking": "–",
-        "also without graph replay": "4.49 / 2.98",
-        "also without the frozen-prefix cache": "–",
-    },
-}
 
 
 # Engines
@@ -404,7 +383,7 @@ def current_commit() -> str | None:
 
 
 def whole_calls_page(name: str, content: dict[str, Any]) -> str:
-    """Medians by model and engine beside those of the first edition, then each engine's figures."""
+    """Medians by model and engine, then each engine's figures."""
     settings = content["settings"]
     cells = [cell for cell in content["cells"] if "error" not in cell]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -414,8 +393,6 @@ def whole_calls_page(name: str, content: dict[str, Any]) -> str:
     engines = [engine for engine in ENGINES if any(engine == found for _, found in groups)]
     table = [("model", *(ENGINES[engine] for engine in engines))]
     table += [(model, *(_medians(groups.get((model, engine), [])) for engine in engines)) for model in models]
-    before = [("model", *next(iter(FIRST_EDITION.values())))]
-    before += [(model, *columns.values()) for model, columns in FIRST_EDITION.items() if model in models]
     details: list[tuple[str, ...]] = [
         ("model", "engine", "fresh", "warm", "steps, warm", "trials", "For-Acc %", "drift", "peak memory, GiB")
     ]
@@ -432,13 +409,33 @@ def whole_calls_page(name: str, content: dict[str, Any]) -> str:
         "## Seconds of a call, fresh process / warm",
         markdown_table(table),
     ]
-    if len(before) > 1:
-        parts += [f"The {FIRST_EDITION_SOURCE}:", markdown_table(before)]
     parts += ["## Each engine", "Ranges over all calls; the rest are medians of warm calls.", markdown_table(details)]
     parts += [
         f"Failed: {cell['model']}, {ENGINES[cell['engine']]}, process {cell['repeat'] + 1}: {cell['error']}"
         for cell in content["cells"]
         if "error" in cell
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def editions_page(name: str, content: dict[str, Any]) -> str:
+    """Whole calls of two editions on the same workload and machine."""
+    rows = [("model", "first edition", "second edition", "ratio")]
+    cells = content["cells"]
+    calls = {(cell["model"], cell["edition"]): (cell["fresh"], statistics.median(cell["warm"])) for cell in cells}
+    for model in dict.fromkeys(cell["model"] for cell in cells):
+        before, after = calls[model, "first"], calls[model, "second"]
+        ratios = " / ".join(f"{new / old:.2f}" for old, new in zip(before, after, strict=True))
+        rows.append((model, *(" / ".join(f"{each:.2f}" for each in pair) for pair in (before, after)), ratios))
+    commits = ", ".join(f"{edition} {commit}" for edition, commit in content["commits"].items())
+    machine = content["environment"]
+    parts = [
+        *page_head("Whole calls of famr.forget, before and after the redesign", name),
+        "- 500 images of one class of 100 forgotten by the default method in 10 epochs; 2,000 retained and 500 "
+        "held-out images; made-up images in memory, random weights\n"
+        f"- Commits: {commits}\n- Machine: {machine['hardware']}, torch {machine['torch']}",
+        "## Seconds of a call: first of a process / median of four warm ones",
+        markdown_table(rows),
     ]
     return "\n\n".join(parts) + "\n"
 

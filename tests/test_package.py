@@ -231,14 +231,10 @@ def heading_anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-NOT_YET = re.compile(r"extending\.md$|results/(speed|attention|end_to_end)-")
-"""Links whose page is not written yet, and results whose page does not leave them out yet."""
-
-
 @pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *PAGES], ids=lambda page: page.name)
 def test_links_between_pages_resolve(page: Path) -> None:
     for link in re.findall(r"(?:\]\(|src=\")([^)\"]+)", page.read_text(encoding="utf-8")):
-        if re.match(r"https?:", link) or NOT_YET.search(link):
+        if re.match(r"https?:", link):
             continue
         file, _, anchor = link.partition("#")
         path = (page.parent / file).resolve() if file else page
