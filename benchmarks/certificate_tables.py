@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import machine_line, markdown_table, page_head
-from famr.certificates.page import figure
+from famr.certificates.page import format_number
 
 COLOURS = {"corrected": "#2a6f97", "printed": "#c1440e", "no step": "#8a8a8a"}
 
@@ -158,8 +158,8 @@ def deviation_page(name: str, content: dict[str, Any]) -> str:
                 fails = any(assumption["status"] == "fails" for assumption in values["assumptions"])
                 verdict = {None: "–", True: "yes", False: "no"}[values["holds"]]
                 row += [
-                    figure(values["value"]),
-                    figure(values["bound"]),
+                    format_number(values["value"]),
+                    format_number(values["bound"]),
                     verdict + (", an assumption fails" if fails else ""),
                 ]
         rows.append((claim["name"], *row))

@@ -23,7 +23,7 @@ from benchmarks.cells import (
     vit_tiny,
 )
 from famr.bench.tasks import drawn_classes
-from famr.certificates.page import figure
+from famr.certificates.page import format_number
 
 METHODS = {"paper": famr.FAMR.paper(), "default": famr.FAMR()}
 
@@ -55,7 +55,7 @@ def main() -> None:
             "retraining": retrained.seconds,
         }
         for claim in certificate.claims:
-            result_text = f"{figure(claim.value)} against {figure(claim.bound)}, holds: {claim.holds}"
+            result_text = f"{format_number(claim.value)} against {format_number(claim.bound)}, holds: {claim.holds}"
             log(f"{name}, {claim.name}: {claim.not_available or result_text}")
         log(f"{name}: {seconds}")
         results.add({"name": name, "seed": arguments.seed, "seconds": seconds, "certificate": certificate.to_json()})

@@ -9,14 +9,21 @@ about the backbone holds. Times are of single removals and of training the head 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 import famr
 from benchmarks.cells import log, parser_for, small_vit, write_results
-from famr.certificates.convex_head import CertifiedHead, remove, train_certified_head
-from famr.certificates.logistic import minimise, signs_of
+from famr.certificates.convex_head import (
+    CertifiedHead,
+    LabelledFeatures,
+    RemovalSettings,
+    remove,
+    train_certified_head,
+)
+from famr.certificates.logistic import signs_of, solve_head
 from famr.data.augmentation import Augmentation
 from famr.engine.features import head_features
 from famr.errors import GateError
@@ -37,43 +44,44 @@ def main() -> None:
     )
     backbone = famr.fit(small_vit(data.labels)(0), data.train.where(half), training, device="cpu").model
     images = data.train.where(~half)
-    features, labels = head_features(backbone, images, device), images.targets
+    trained_on = LabelledFeatures(head_features(backbone, images, device), images.targets)
     test_features = head_features(backbone, data.test, device)
     cells = []
     for strength, sigma in SETTINGS:
-        noise = {"strength": strength, "sigma": sigma, "epsilon": EPSILON, "delta": DELTA}
+        settings = RemovalSettings(strength, sigma, EPSILON, DELTA)
         start = time.perf_counter()
-        head = train_certified_head(features, labels, 10, **noise, generator=torch.Generator().manual_seed(0))
-        trained = time.perf_counter() - start
-        cell = {**noise, **_removals(head, features, labels), "seconds_of_training": trained}
+        head = train_certified_head(trained_on, 10, settings, generator=torch.Generator().manual_seed(0))
+        seconds = time.perf_counter() - start
+        cell = {**asdict(settings), **_removals(head, trained_on), "seconds_of_training": seconds}
         for name, weights in (("released", head.released), ("without_noise", head.state)):
             cell[f"accuracy_{name}"] = float(
                 ((test_features @ weights.mT).argmax(dim=1) == data.test.targets).double().mean()
             )
         cells.append(cell)
         log(str(cell))
-    facts = {"benchmark": "certified_head-digits", "images": len(labels), "classes": 10, "width": features.shape[1]}
+    count, width = trained_on.features.shape
+    facts = {"benchmark": "certified_head-digits", "images": count, "classes": 10, "width": width}
     write_results(output, {**facts, "environment": environment("cpu"), "cells": cells})
 
 
-def _removals(head: CertifiedHead, features: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+def _removals(head: CertifiedHead, data: LabelledFeatures) -> dict[str, Any]:
     """Remove image after image until the budget refuses."""
-    seconds, removed, draws = 0.0, 0, torch.Generator().manual_seed(1)
-    while removed < len(labels) - 100:
-        left, gone = slice(removed + 1, None), slice(removed, removed + 1)
+    seconds, draws, strength = 0.0, torch.Generator().manual_seed(1), head.settings.strength
+    while head.count > 100:
+        left, removed = (LabelledFeatures(*(each[rows] for each in data)) for rows in (slice(1, None), slice(1)))
         start = time.perf_counter()
         try:
-            head = remove(head, features[left], labels[left], features[gone], labels[gone], generator=draws)
+            head = remove(head, left, removed, generator=draws)
         except GateError:
             break
-        seconds, removed = seconds + time.perf_counter() - start, removed + 1
-    exact = minimise(features[removed:], signs_of(labels[removed:], len(head.state)), head.strength)
+        seconds, data = seconds + time.perf_counter() - start, left
+    exact = solve_head(data.features, signs_of(data.labels, len(head.state)), strength)
     return {
-        "removals_within_budget": removed,
-        "seconds_a_removal": seconds / max(removed, 1),
+        "removals_within_budget": head.removed,
+        "seconds_a_removal": seconds / max(head.removed, 1),
         "distance_to_retraining": float((head.state - exact).norm()),
-        "its_bound": head.residual / (head.strength * head.count),
-        "noise_in_each_weight": head.spread,
+        "its_bound": head.residual / (strength * head.count),
+        "noise_in_each_weight": head.noise,
     }
 
 

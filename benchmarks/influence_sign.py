@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import famr
 from benchmarks.cells import log, parser_for, write_results
 from famr.certificates.curvature import flat, gauss_newton_product, shaped
-from famr.certificates.link import influence_step
+from famr.certificates.influence import influence_step, retained_curvature, summed_gradient
 from famr.data.loaders import Batches, loader_batches
 from famr.runs.folder import environment
 
@@ -33,22 +33,28 @@ def solve(module: nn.Linear, batches: Batches) -> Tensor:
     parameters = list(module.parameters())
     size = flat(parameters).numel()
 
-    def pieces() -> list[tuple[Tensor, Tensor]]:
+    def losses() -> list[tuple[Tensor, Tensor]]:
         pairs = [(module(batch.images), batch.labels) for batch in batches(None)]
         return [(logits, F.cross_entropy(logits, labels, reduction="sum")) for logits, labels in pairs]
 
     for _ in range(30):
         weights = flat(parameters)
-        gradient = sum((flat(torch.autograd.grad(loss, parameters)) for _, loss in pieces()), RIDGE * weights)
+        gradient = sum((flat(torch.autograd.grad(loss, parameters)) for _, loss in losses()), RIDGE * weights)
         if float(gradient.norm()) < 1e-9:
             break
-        product = gauss_newton_product(pieces, parameters)  # of a linear model it is the Hessian
+        product = gauss_newton_product(losses, parameters)  # of a linear model it is the Hessian
         matrix = torch.stack([product(unit) for unit in torch.eye(size, dtype=torch.float64)])
         step = torch.linalg.solve(matrix + RIDGE * torch.eye(size, dtype=torch.float64), gradient)
-        with torch.no_grad():
-            for parameter, piece in zip(parameters, shaped(weights - step, parameters), strict=True):
-                parameter.copy_(piece)
+        set_weights(module, weights - step)
     return flat(parameters)
+
+
+@torch.no_grad()
+def set_weights(module: nn.Module, vector: Tensor) -> None:
+    """Set all weights from one flat vector."""
+    parameters = list(module.parameters())
+    for parameter, part in zip(parameters, shaped(vector, parameters), strict=True):
+        parameter.copy_(part)
 
 
 def main() -> None:
@@ -62,18 +68,16 @@ def main() -> None:
     module = nn.Linear(images.shape[1], len(data.labels)).double()
     nn.init.zeros_(module.weight)
     nn.init.zeros_(module.bias)
+    parameters = list(module.parameters())
     before = solve(module, loader_batches([(images, labels)], CPU))
     for size in SIZES:
         for draw in range(DRAWS):
             shuffled = torch.randperm(len(images), generator=draws)
             removed, left = shuffled[:size], shuffled[size:]
             forget, retain = (loader_batches([(images[part], labels[part])], CPU) for part in (removed, left))
-            with torch.no_grad():
-                for parameter, piece in zip(
-                    module.parameters(), shaped(before, list(module.parameters())), strict=True
-                ):
-                    parameter.copy_(piece)
-            step = influence_step(module, list(module.parameters()), forget, retain, len(left), RIDGE / len(left))
+            set_weights(module, before)
+            gradient = summed_gradient(module, parameters, forget)
+            step = influence_step(gradient, retained_curvature(module, parameters, retain, len(left)), RIDGE)
             truth = solve(module, retain) - before
             errors = {name: float((sign * step.x - truth).norm() / truth.norm()) for name, sign in SIGNS.items()}
             cells.append({"removed": size, "draw": draw, "relative_error": errors, "cg_residual": step.residual})

@@ -229,23 +229,23 @@ def measure(task: dict[str, Any], wait: Callable[[], object]) -> dict[str, Any]:
     model = new_vit(task["size"], task["seed"])
     data = made_up_data(model, task["images"], task["retained"], task["seed"])
     splits = famr.split(data, famr.Request(classes=[data.labels[FORGOTTEN]]))
-    engine = engine_by_name(task["engine"], task["device"])
     wait()
-    calls = [timed_call(model, splits, engine, task["seed"]) for _ in range(1 + task["warm"])]
-    on_gpu = engine.device.type == "cuda"
+    calls = [timed_call(model, splits, task) for _ in range(1 + task["warm"])]
+    device = pick_engine(task["device"]).device
     return {
         "fresh": calls[0]._asdict(),
         "warm": [call._asdict() for call in calls[1:]],
-        "peak_memory": torch.cuda.max_memory_allocated(engine.device) if on_gpu else None,
-        "environment": {**environment(str(engine.device)), "cuda": torch.version.cuda},
+        "peak_memory": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        "environment": {**environment(str(device)), "cuda": torch.version.cuda},
     }
 
 
-def timed_call(model: famr.Classifier, splits: famr.Splits, engine: Engine, seed: int) -> Call:
-    """A call of `famr.forget` by the clock, from the original on its device to the unlearned model on the same."""
+def timed_call(model: famr.Classifier, splits: famr.Splits, task: dict[str, Any]) -> Call:
+    """A call of `famr.forget` by the clock, from the original on the CPU to the unlearned model on the CPU."""
+    monitor, seed = famr.Monitor(track_retain=False), task["seed"]
     _synchronise()
     start = time.perf_counter()
-    monitor = famr.Monitor(track_retain=False)
+    engine = engine_by_name(task["engine"], task["device"])  # a fresh call looks for the GPU, too
     result = forget(model, splits, famr.FAMR(epochs=EPOCHS), engine=engine, seed=seed, monitor=monitor)
     _synchronise()
     seconds = time.perf_counter() - start

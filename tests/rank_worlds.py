@@ -36,7 +36,7 @@ from small import ARCHITECTURE, ARGUMENTS, CLASSES
 
 CPU = torch.device("cpu")
 START = multiprocessing.get_context("forkserver")
-FOR_THE_BENCH = ["famr.cli.bench_running", "sklearn.datasets", "sklearn.svm"]
+FOR_THE_BENCH = ["famr.cli.bench.methods", "sklearn.datasets", "sklearn.svm"]
 START.set_forkserver_preload([__name__, "timm", "famr.cli.forget", "famr.engine.fsdp", "torch._dynamo", *FOR_THE_BENCH])
 
 

@@ -30,7 +30,8 @@ from recorded_steps import CpuRecording, record_on_cpu
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-4, "atol": 2e-6}
 """For sums of single precision in another order, after some steps."""
-CLOSE_ON_CUDA = {"rtol": 1e-3, "atol": 1e-4}
+CLOSE_ON_CUDA = {"rtol": 5e-3, "atol": 5e-4}
+"""Against a CPU: images are resized by other kernels there."""
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ENGINES = ["prefix", "distributed", "recorded", pytest.param("cuda", marks=CUDA)]
 LATE = ("blocks.2.mlp.fc1.weight", "blocks.2.mlp.fc2.weight", "blocks.2.mlp.fc2.bias")
@@ -97,8 +98,9 @@ def run(name: str, engine: Engine) -> famr.Unlearned:
 
 
 @cache
-def plain_run(name: str) -> famr.Unlearned:
-    return run(name, PlainEngine(CPU))
+def plain_run(name: str, device: str = "cpu") -> famr.Unlearned:
+    """On the device of the engine that is compared."""
+    return run(name, PlainEngine(torch.device(device)))
 
 
 def history_of(result: famr.Unlearned) -> list[dict[str, Any]]:
@@ -144,7 +146,7 @@ def largest_change(result: famr.Unlearned) -> float:
 )
 def test_a_run_gives_the_history_and_the_weights_of_the_plain_engine(engine: Engine, name: str) -> None:
     result = run(name, engine)
-    assert_same_result(result, plain_run(name))
+    assert_same_result(result, plain_run(name, engine.device.type))
     assert largest_change(result) > 100 * CLOSE["atol"], "the run changed nothing that could differ"
     if isinstance(engine, CudaEngine) and engine.device == CPU:
         assert (CpuRecording.made > 0) is (result.method.optimiser not in ("adam", "adamw"))
@@ -165,14 +167,14 @@ def run_on_loaders(engine: Engine) -> famr.Unlearned:
 
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_batches_of_a_loader_may_have_any_sizes_and_so_may_those_of_an_anchor(engine: Engine) -> None:
-    assert_same_result(run_on_loaders(engine), run_on_loaders(PlainEngine(CPU)))
+    assert_same_result(run_on_loaders(engine), run_on_loaders(PlainEngine(engine.device)))
 
 
 @pytest.mark.parametrize("engine", ["plain", *ENGINES], indirect=True)
 def test_a_run_is_not_changed_by_the_callers_autocast(engine: Engine) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast(engine.device.type, dtype=torch.bfloat16):
         result = run("class", engine)
-    assert_same_result(result, plain_run("class"))
+    assert_same_result(result, plain_run("class", engine.device.type))
 
 
 @pytest.mark.parametrize("engine", ["plain", *ENGINES], indirect=True)

@@ -444,7 +444,7 @@ def test_the_certificate_states_what_was_retrained_and_what_it_assumes(sisa: Sis
     assert details["retrained"] == "shard 0 from slice 2 on, shard 2 from slice 1 on"
     assert details["share"] == removal.passes / removal.passes_of_retraining
     stated = [each.says for claim in proof.claims for each in claim.assumptions if each.status == "stated"]
-    assert any("starting weights did not see" in says for says in stated)
+    assert any("initial weights were not trained" in says for says in stated)
     assert proof.subject["weights_sha256"] == [shard.model.digest() for shard in unlearned.shards]
     assert proof.subject["remaining_sha256"] == ids_digest(without(images, ids).ids)
     assert len(proof.not_shown) == 4

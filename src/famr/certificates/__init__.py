@@ -1,1 +1,1 @@
-"""What can honestly be said about a run, and under which assumptions."""
+"""What can be claimed about a run, with bounds, and under which assumptions."""

@@ -1,12 +1,12 @@
-"""A classifier with a certified head: a frozen backbone, the head, and the features of the images it stands for.
+"""A classifier with a certified head: a frozen backbone, the head, and the features of its images.
 
 The folder of one:
 
-    backbone/                the network in its own library's layout
-    head/released.safetensors    what may be handed out
-    head/state.safetensors, head.json, features.safetensors, ids.json    for whoever removes images; secret
-    certified.json           names of the classes, digest of the backbone
-    certificate.json, certificate.md    (ε, δ), what is spent of it, and what it rests on
+    backbone/                    the network in its own library's layout
+    head/released.safetensors    the only part of the head that may be published
+    head/state.safetensors, head.json, features.safetensors, ids.json    for further removals; secret
+    certified.json               names of the classes, digest of the backbone
+    certificate.json, certificate.md    (ε, δ), the ε spent, and the assumptions
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from famr.certificates.claims import Assumption, Certificate, Claim, bounded
-from famr.certificates.convex_head import ASSUMES, Account, CertifiedHead, remove, train_certified_head
+from famr.certificates.claims import Assumption, Certificate, Statement
+from famr.certificates.convex_head import (
+    Account,
+    CertifiedHead,
+    LabelledFeatures,
+    RemovalSettings,
+    remove,
+    train_certified_head,
+)
 from famr.certificates.page import certificate_page
 from famr.data import Images
 from famr.data.request import Request
@@ -31,39 +38,61 @@ from famr.models.layers import head_name
 from famr.models.weights import read_weights
 from famr.runs.folder import atomic_folder, write_json
 
-FACTS = "certified.json"
+RECORD = "certified.json"
+DEFAULT_SETTINGS = RemovalSettings()
 NOT_SHOWN = (
     "Anything about the backbone: if it was trained on the removed images, they are still in it.",
     "Anything about releases before the removal, or about several releases seen together.",
-    "Anything that the choice of requests tells by itself, when it followed from earlier releases.",
-    "That the head is any good: the noise that hides a removal also costs accuracy.",
+    "Anything that the choice of requests reveals by itself, when it depended on earlier releases.",
+    "That the head is accurate: the noise that hides a removal also costs accuracy.",
+)
+EPSILON_SOURCE = "[Sekhari et al. 2021], [Balle & Wang 2018]"
+RESIDUAL = Statement(
+    "gradient_residual",
+    "A bound on the norm of the head's gradient on the remaining images, against the budget that the noise allows.",
+    "[Guo et al. 2020]",
 )
 
 
 class ReleasedHead(nn.Module):
-    """The released weights in the place of a network's last linear layer, on features of norm 1."""
+    """The released weights in place of a network's last linear layer, on features of norm 1.
+
+    Args:
+        released: (classes, width).
+    """
 
     def __init__(self, released: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(released.float(), requires_grad=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """One score a class."""
+        """Scores (images, classes).
+
+        Args:
+            features: (images, width).
+        """
         return nn.functional.linear(nn.functional.normalize(features, dim=-1), self.weight)
 
 
 @dataclass(frozen=True, eq=False)
 class CertifiedClassifier:
-    """A backbone, its certified head, and what the head stands for."""
+    """A backbone, its certified head, and the features of the head's images.
+
+    Attributes:
+        backbone: The frozen network.
+        head: The head.
+        labels: Names of the classes.
+        ids: Ids of the head's images.
+        data: Their features and labels, in the order of `ids`.
+        request: What was removed last; None before the first removal.
+    """
 
     backbone: Classifier
     head: CertifiedHead
     labels: tuple[str, ...]
     ids: tuple[str, ...]
-    features: Tensor  # (images, width), in the order of `ids`
-    targets: Tensor  # (images,)
+    data: LabelledFeatures
     request: Request | None = None
-    """What was removed last."""
 
     @classmethod
     def train(
@@ -71,29 +100,30 @@ class CertifiedClassifier:
         backbone: Classifier,
         images: Images,
         labels: Sequence[str],
+        settings: RemovalSettings = DEFAULT_SETTINGS,
         *,
-        strength: float = 1e-2,
-        sigma: float = 1.0,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
         device: torch.device | None = None,
         generator: torch.Generator | None = None,
     ) -> CertifiedClassifier:
-        """Fit a head to the backbone's features of these images. The backbone is not changed."""
+        """Fit a head to the backbone's features of images.
+
+        Args:
+            backbone: It stays as it is.
+            images: The images of the head.
+            labels: Names of the classes.
+            settings: λ, σ, ε, δ.
+            device: Where the features are computed; None: the CPU.
+            generator: Of the noise; None: seeded by the system.
+
+        Raises:
+            DataError: An image has no class, or all have the same.
+            RequestError: The backbone does not end in a linear layer.
+        """
         if not images.labelled:
             raise DataError("A head needs a class for every image.", fix="Put the images into class folders.")
-        features = head_features(backbone, images, device or torch.device("cpu"))
-        head = train_certified_head(
-            features,
-            images.targets,
-            len(labels),
-            strength=strength,
-            sigma=sigma,
-            epsilon=epsilon,
-            delta=delta,
-            generator=generator,
-        )
-        return cls(backbone, head, tuple(labels), tuple(images.ids), features, images.targets)
+        data = LabelledFeatures(head_features(backbone, images, device or torch.device("cpu")), images.targets)
+        head = train_certified_head(data, len(labels), settings, generator=generator)
+        return cls(backbone, head, tuple(labels), tuple(images.ids), data)
 
     def forget(
         self,
@@ -103,103 +133,85 @@ class CertifiedClassifier:
         account: Account = "bound",
         generator: torch.Generator | None = None,
     ) -> CertifiedClassifier:
-        """Take images out by one Newton step; a GateError where the budget does not allow it."""
-        known, asked = set(self.ids), set(ids)
-        if unknown := sorted(asked - known):
+        """Remove images by one Newton step.
+
+        Args:
+            request: What is removed, for the certificate.
+            ids: The images of the request.
+            account: What is charged to the budget, see `convex_head`.
+            generator: Of the noise; None: seeded by the system.
+
+        Raises:
+            RequestError: An image is not in the head.
+            GateError: The budget does not allow the removal.
+        """
+        removed_ids = set(ids)
+        if unknown := sorted(removed_ids - set(self.ids)):
             raise RequestError(
-                f"The head does not stand for {len(unknown)} of the images.",
+                f"{len(unknown)} of the images are not in the head.",
                 where=unknown[0],
                 fix="It was not trained on them, or they were removed before.",
             )
-        gone = torch.tensor([id_ in asked for id_ in self.ids])
-        head = remove(
-            self.head,
-            self.features[~gone],
-            self.targets[~gone],
-            self.features[gone],
-            self.targets[gone],
-            account=account,
-            generator=generator,
-        )
-        left = tuple(id_ for id_ in self.ids if id_ not in asked)
+        gone = torch.tensor([id_ in removed_ids for id_ in self.ids])
+        left, removed = (LabelledFeatures(*(tensor[rows] for tensor in self.data)) for rows in (~gone, gone))
         return replace(
-            self, head=head, ids=left, features=self.features[~gone], targets=self.targets[~gone], request=request
+            self,
+            head=remove(self.head, left, removed, account=account, generator=generator),
+            ids=tuple(id_ for id_ in self.ids if id_ not in removed_ids),
+            data=left,
+            request=request,
         )
 
     def classifier(self) -> Classifier:
-        """A classifier that answers as the released head does."""
-        answering = self.backbone.copy()
-        name = head_name(answering)
-        parent, _, last = name.rpartition(".")
-        setattr(answering.module.get_submodule(parent), last, ReleasedHead(self.head.released))
-        return replace(answering, labels=self.labels)
+        """A copy of the backbone with the released head."""
+        classifier = self.backbone.copy()
+        parent, _, last = head_name(classifier).rpartition(".")
+        setattr(classifier.module.get_submodule(parent), last, ReleasedHead(self.head.released))
+        return replace(classifier, labels=self.labels)
 
     def certificate(self) -> Certificate:
-        """(ε, δ), what of it is spent, and what it rests on."""
-        head = self.head
-        assumptions = (
-            Assumption(ASSUMES, "stated"),
-            Assumption(
-                "Nobody else sees the state, the features or the generator; a state is released once.", "stated"
-            ),
-            Assumption.found("Feature norms are at most 1, and the images handed over are those trained on.", True),
-        )
-        says = (
-            "P(removed ∈ S) ≤ e^ε·P(retrained ∈ S) + δ for every set S of released weights, and the reverse; "
-            f"δ = {head.delta:g}."
-        )
-        return Certificate(
-            "certified",
-            (
-                Claim(
-                    "epsilon",
-                    says,
-                    "[Sekhari et al. 2021], [Balle & Wang 2018]",
-                    **bounded(head.epsilon_spent, head.epsilon),
-                    assumptions=assumptions,
-                    details={"delta": head.delta, "removed": head.removed, "left": head.count},
-                ),
-                Claim(
-                    "gradient_residual",
-                    "The norm of the head's gradient on the images left, at most, against what the noise hides.",
-                    "[Guo et al. 2020]",
-                    **bounded(head.residual, head.budget),
-                    details={"sigma": head.sigma, "strength": head.strength, "noise_in_each_weight": head.spread},
-                ),
-            ),
-            NOT_SHOWN,
-            {
-                "request": (self.request or Request()).to_json(),
-                "forget_images": head.removed,
-                "backbone_sha256": self.backbone.digest(),
-            },
-        )
+        """(ε, δ), the ε spent, and the assumptions."""
+        return removal_certificate(self.head, self.request or Request(), self.backbone.digest())
 
     def save(self, folder: Path, *, overwrite: bool = False) -> Path:
-        """Write it whole or not at all."""
+        """Write the folder, whole or not at all.
+
+        Args:
+            folder: It must not exist.
+            overwrite: Replace a folder that famr wrote.
+
+        Returns:
+            The folder.
+        """
         from safetensors.torch import save_file
 
-        with atomic_folder(folder, overwrite=overwrite) as place:
-            (place / "backbone").mkdir()
-            self.backbone.architecture.save(self.backbone, place / "backbone")
-            self.head.save(place / "head")
-            content = {"features": self.features.contiguous(), "targets": self.targets.contiguous()}
-            save_file(content, str(place / "head/features.safetensors"))
-            write_json(place / "head/ids.json", {"ids": list(self.ids)})
-            facts = {"labels": list(self.labels), "backbone_sha256": self.backbone.digest()}
-            write_json(place / FACTS, facts)
+        with atomic_folder(folder, overwrite=overwrite) as staging:
+            (staging / "backbone").mkdir()
+            self.backbone.architecture.save(self.backbone, staging / "backbone")
+            self.head.save(staging / "head")
+            content = {"features": self.data.features.contiguous(), "targets": self.data.labels.contiguous()}
+            save_file(content, str(staging / "head/features.safetensors"))
+            write_json(staging / "head/ids.json", {"ids": list(self.ids)})
+            write_json(staging / RECORD, {"labels": list(self.labels), "backbone_sha256": self.backbone.digest()})
             certificate = self.certificate()
-            write_json(place / "certificate.json", certificate.to_json())
-            (place / "certificate.md").write_text(certificate_page(certificate), encoding="utf-8")
+            write_json(staging / "certificate.json", certificate.to_json())
+            (staging / "certificate.md").write_text(certificate_page(certificate), encoding="utf-8")
         return folder
 
     @classmethod
     def load(cls, folder: Path) -> CertifiedClassifier:
-        """Read what `save` wrote; a changed backbone is refused."""
+        """Read what `save` wrote.
+
+        Args:
+            folder: The folder.
+
+        Raises:
+            CheckpointError: It is no certified classifier, or the backbone was changed.
+        """
         try:
-            facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             ids = json.loads((folder / "head/ids.json").read_text(encoding="utf-8"))["ids"]
-            labels, digest = tuple(facts["labels"]), facts["backbone_sha256"]
+            labels, digest = tuple(record["labels"]), record["backbone_sha256"]
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError("This is no certified classifier.", where=str(folder), fix="Name another.") from error
         backbone = load_model(str(folder / "backbone"))
@@ -210,10 +222,49 @@ class CertifiedClassifier:
                 fix="Restore it.",
             )
         stored = read_weights(folder / "head/features.safetensors")
-        head = CertifiedHead.load(folder / "head")
-        return cls(backbone, head, labels, tuple(ids), stored["features"], stored["targets"])
+        data = LabelledFeatures(stored["features"], stored["targets"])
+        return cls(backbone, CertifiedHead.load(folder / "head"), labels, tuple(ids), data)
 
 
-def is_certified(folder: Path) -> bool:
-    """Whether a folder holds a certified classifier."""
-    return (folder / FACTS).is_file()
+def removal_certificate(head: CertifiedHead, request: Request, backbone_sha256: str) -> Certificate:
+    """The (ε, δ) certificate of a head.
+
+    Args:
+        head: The head.
+        request: What was removed last.
+        backbone_sha256: Digest of the backbone.
+    """
+    settings = head.settings
+    guarantee = Statement(
+        "epsilon",
+        "P(removed ∈ S) ≤ e^ε·P(retrained ∈ S) + δ for every set S of released weights, and the reverse; "
+        f"δ = {settings.delta:g}.",
+        EPSILON_SOURCE,
+    )
+    assumptions = (
+        Assumption("The features do not depend on the removed images: the backbone was not trained on them.", "stated"),
+        Assumption("Nobody else sees the state, the features or the generator; a state is released once.", "stated"),
+        Assumption.checked("Feature norms are at most 1, and the images passed in are those of the training.", True),
+    )
+    return Certificate(
+        "certified",
+        (
+            guarantee.claim(
+                head.epsilon_spent,
+                settings.epsilon,
+                assumptions=assumptions,
+                details={"delta": settings.delta, "removed": head.removed, "left": head.count},
+            ),
+            RESIDUAL.claim(
+                head.residual,
+                settings.budget,
+                details={
+                    "sigma": settings.sigma,
+                    "strength": settings.strength,
+                    "noise_in_each_weight": head.noise,
+                },
+            ),
+        ),
+        NOT_SHOWN,
+        {"request": request.to_json(), "forget_images": head.removed, "backbone_sha256": backbone_sha256},
+    )

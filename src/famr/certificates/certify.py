@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from famr.anchors import AnchorInputs, KFACAnchor
+from famr.certificates.anchored_objective import AnchoredObjective
 from famr.certificates.claims import Certificate, Claim
-from famr.certificates.conjugate_gradient import Solution
+from famr.certificates.comparison import no_retrained_claims, retrained_claims
 from famr.certificates.curvature import flat
 from famr.certificates.deviation import deviation_claims
-from famr.certificates.link import (
+from famr.certificates.influence import (
+    DAMPING,
+    INFLUENCE,
+    InfluenceStep,
     influence_claim,
     influence_step,
-    retrained_claims,
+    retained_curvature,
     sketched_influence_step,
-    unknown_influence,
+    summed_gradient,
 )
-from famr.certificates.resting import RestingObjective
 from famr.data import Images
-from famr.data.loaders import EVALUATION_BATCH, image_batches, order
+from famr.data.loaders import EVALUATION_BATCH, Batches, image_batches, order
 from famr.data.splits import Splits
 from famr.engine.devices import deterministic, pick_device
 from famr.engine.plain import PlainEngine
@@ -37,6 +42,7 @@ from famr.unlearn.sketch import Sketch
 LANCZOS_STEPS = 30
 RETAINED_IMAGES = 500
 COMPARED_IMAGES = 1000
+"""Images of each set, at most, on which the unlearned and the retrained model are compared."""
 NOT_SHOWN = (
     "That the network is the one that training without the forget set would have given; only retraining shows that.",
     "That nothing about the forget images can be learned from the weights; see the audit for attacks.",
@@ -44,7 +50,7 @@ NOT_SHOWN = (
     "A bound that rests on an assumption marked `stated` was not checked there; one marked `fails` proves nothing.",
 )
 
-__all__ = ["LANCZOS_STEPS", "certify"]
+__all__ = ["LANCZOS_STEPS", "RETAINED_IMAGES", "certify"]
 
 
 def certify(
@@ -59,29 +65,44 @@ def certify(
     retained_images: int = RETAINED_IMAGES,
     on_part: Callable[[str], None] | None = None,
 ) -> Certificate:
-    """What can be said about the run, each claim with its bound and assumptions.
+    """Compute the deviation certificate of a run: its claims, each with its bound and assumptions.
 
-    `retrained` is a model that never saw the forget set; without it the claims about it are not available. `sketch` and
-    `style_target` are those of the run, if it had any. `on_part` hears which part begins.
+    Args:
+        result: The run.
+        splits: Its data.
+        retrained: A model that was trained without the forget set; None: the claims about it are not available.
+        sketch: The sketch that the run used, if it used one.
+        style_target: The images of a neutral style that the run used, if it used some.
+        device: Where to compute; None: the best available.
+        lanczos_steps: For each spectrum; each is a pass over the forget set.
+        retained_images: Retained images, at most, for the curvature of the influence step.
+        on_part: Called with the name of each part as it begins.
+
+    Raises:
+        RequestError: A number is less than 1, or weights differ that the run did not edit.
+        DataError: The images name other classes than the model.
+        CheckpointError: The sketch or the retrained model does not fit the run.
+        NumericsError: There is too little memory, or the curvature is not finite.
     """
     for name, value in (("lanczos_steps", lanczos_steps), ("retained_images", retained_images)):
         if value < 1:
             raise RequestError(f"`{name}` must be at least 1, got {value!r}.", where="famr.certify")
     require_same_labels(result.model, splits)
-    if sketch is not None:
-        sketch.check(result.original)
-    place = pick_device(device or "auto")
-    try:
-        with deterministic(result.seed):
-            say = on_part or (lambda _part: None)
-            where = (place, lanczos_steps, retained_images, say)
-            claims = _claims(result, splits, retrained, sketch, style_target, *where)
-    except torch.OutOfMemoryError as error:
-        raise NumericsError(
-            "There is too little memory for second derivatives of this network.",
-            where=str(place),
-            fix="Use a device with more memory, or device='cpu'.",
-        ) from error
+    inputs = RunInputs.of(result.original, splits, None, style_target, None, sketch)
+    chosen, begin = pick_device(device or "auto"), on_part or _ignore
+    with _name_memory_errors(chosen), deterministic(result.seed):
+        begin("the objective of the run")
+        with run_objective(result, inputs, chosen) as objective:
+            weights = _edited_weights(result, objective)
+            begin("the influence step")
+            influence = _influence_claim(objective, inputs, weights - objective.start, retained_images)
+            begin("curvature at the result")
+            claims = [*deviation_claims(objective, weights, lanczos_steps), influence]
+        begin("the retrained model")
+        if retrained is None:
+            claims += no_retrained_claims()
+        else:
+            claims += retrained_claims(result.model, retrained, _compared_sets(result, splits, chosen), chosen)
     subject = {
         "original_sha256": result.original.digest(),
         "unlearned_sha256": result.model.digest(),
@@ -97,82 +118,111 @@ def certify(
     return Certificate("deviation", tuple(claims), NOT_SHOWN, subject)
 
 
-def _claims(
-    result: Unlearned,
-    splits: Splits,
-    retrained: Classifier | None,
-    sketch: Sketch | None,
-    style_target: Images | None,
-    device: torch.device,
-    lanczos_steps: int,
-    retained_images: int,
-    say: Callable[[str], None],
-) -> list[Claim]:
-    say("the objective of the run")
+@contextmanager
+def run_objective(result: Unlearned, inputs: RunInputs, device: torch.device) -> Iterator[AnchoredObjective]:
+    """J of a finished run in float32, at θ₀.
+
+    Args:
+        result: The run.
+        inputs: Its data.
+        device: Where to compute.
+
+    Yields:
+        J.
+
+    Raises:
+        RequestError: Weights differ that the run did not edit.
+    """
     config = replace(result.method, precision="fp32", search=False)
     if OPTIMISERS[config.optimiser].uses_metric:
-        config = replace(config, anchor="l2")  # the metric of the step is no part of J
-    inputs = RunInputs.of(result.original, splits, None, style_target, None, sketch)
-    weights = {name: tensor.to(device) for name, tensor in result.model.module.state_dict().items()}
+        config = replace(config, anchor="l2")  # J has no weight anchor then; ℓ₂ needs no images
     with (
         PlainEngine(device).session(result.original, "fp32") as session,
         build_problem(session, inputs, config, result.seed) as problem,
     ):
-        names = [name for name, p in session.model.module.named_parameters() if p.requires_grad]
-        require_only_edited(result, names)
-        objective = RestingObjective.of(problem)
-        say("the influence step")
-        influence = _influence(objective, splits, sketch, retained_images, device)
-        say("curvature at the result")
-        found = deviation_claims(
-            objective, flat([weights[name] for name in names]), problem.steps_per_epoch, lanczos_steps
-        )
-        moved, model = objective.moved, session.model
-    say("the retrained model")
-    compared = {
-        name: image_batches(
-            images.take(torch.arange(min(len(images), COMPARED_IMAGES))),
-            model.require_preprocessing(),
-            EVALUATION_BATCH,
-            device,
-        )
-        for name, images in (("forget", splits.forget), ("retain", splits.retain), ("test", splits.test))
-        if images is not None
-    }
-    link = influence if isinstance(influence, Claim) else influence_claim(influence[0], moved, *influence[1:])
-    return [*found, link, *retrained_claims(result.model, retrained, compared, device)]
-
-
-def _influence(
-    objective: RestingObjective, splits: Splits, sketch: Sketch | None, count: int, device: torch.device
-) -> Claim | tuple[Solution, int, bool]:
-    """The influence step at θ₀, the number of images behind it, whether from a sketch; or why there is none."""
-    session, forget = objective.problem.session, objective.problem.forget
-    if not splits.forget.labelled or (splits.retain is not None and not splits.retain.labelled):
-        return unknown_influence("the images have no labels")
-    if splits.retain is None:
-        if sketch is None:
-            return unknown_influence("neither retained images nor a sketch were given")
-        start = [parameter.detach().clone() for parameter in objective.parameters]
-        kfac = KFACAnchor.build(AnchorInputs(session, start, None, sketch.fisher, seed=0))
-        left = sum(sketch.class_counts) - len(splits.forget)
-        return sketched_influence_step(objective.logits, objective.parameters, forget, kfac, left), sketch.images, True
-    some = splits.retain.take(order(len(splits.retain), 0)[:count])
-    retain = image_batches(some, session.model.require_preprocessing(), EVALUATION_BATCH, device)
-    try:
-        step = influence_step(objective.logits, objective.parameters, forget, retain, len(splits.retain))
-    except NumericsError as error:
-        return unknown_influence(error.what)
-    return step, len(some), False
+        require_only_edited(result, _trainable_names(session.model))
+        yield AnchoredObjective.of(problem)
 
 
 def require_only_edited(result: Unlearned, names: list[str]) -> None:
-    """A certificate about some weights says nothing about others that were changed as well."""
-    free, after = set(names), dict(result.model.module.named_parameters())
+    """Refuse a result with other changes than those of the run: claims about some weights are not about the rest.
+
+    Args:
+        result: The run.
+        names: Parameters that the run could change.
+
+    Raises:
+        RequestError: Another parameter differs from the original.
+    """
+    trainable, after = set(names), dict(result.model.module.named_parameters())
     for name, before in result.original.module.named_parameters():
-        if name not in free and not torch.equal(before.cpu(), after[name].cpu()):
+        if name not in trainable and not torch.equal(before.cpu(), after[name].cpu()):
             raise RequestError(
                 f"{name} differs between the original and the unlearned model, though the run did not edit it.",
                 where="certify",
                 fix="Certify the weights that the run wrote, against the original it started from.",
             )
+
+
+def _influence_claim(objective: AnchoredObjective, inputs: RunInputs, moved: Tensor, retained_images: int) -> Claim:
+    """The influence step at θ₀ against the step of the run; curvature from retained images, or from a sketch."""
+    splits, sketch, problem = inputs.splits, inputs.sketch, objective.problem
+    assert splits is not None
+    logits, parameters = objective.logits, objective.parameters
+    if not splits.forget.labelled or (splits.retain is not None and not splits.retain.labelled):
+        return INFLUENCE.unavailable("the images have no labels")
+    if splits.retain is None and sketch is None:
+        return INFLUENCE.unavailable("neither retained images nor a sketch were given")
+    forget_gradient = summed_gradient(logits, parameters, problem.forget)
+    if splits.retain is None:
+        assert sketch is not None
+        count = sum(sketch.class_counts) - len(splits.forget)
+        original = [parameter.detach().clone() for parameter in parameters]
+        kfac = KFACAnchor.build(AnchorInputs(problem.session, original, None, sketch.fisher, seed=0))
+        solution = sketched_influence_step(forget_gradient, kfac, parameters, count, DAMPING * count)
+        return influence_claim(InfluenceStep(solution, sketch.images, sketched=True), moved)
+    count = len(splits.retain)
+    sample = splits.retain.take(order(count, 0)[:retained_images])
+    curvature = retained_curvature(logits, parameters, problem.session.image_batches(sample, EVALUATION_BATCH), count)
+    try:
+        solution = influence_step(forget_gradient, curvature, DAMPING * count)
+    except NumericsError as error:
+        return INFLUENCE.unavailable(error.what)
+    return influence_claim(InfluenceStep(solution, len(sample)), moved)
+
+
+def _trainable_names(model: Classifier) -> list[str]:
+    return [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+
+
+def _edited_weights(result: Unlearned, objective: AnchoredObjective) -> Tensor:
+    """θ of the parameters that the run could change, flat."""
+    session, after = objective.problem.session, result.model.module.state_dict()
+    return flat([after[name].to(session.device) for name in _trainable_names(session.model)])
+
+
+def _compared_sets(result: Unlearned, splits: Splits, device: torch.device) -> dict[str, Batches]:
+    preprocessing = result.original.require_preprocessing()
+    sets = {"forget": splits.forget, "retain": splits.retain, "test": splits.test}
+    samples = {
+        name: images.take(torch.arange(min(len(images), COMPARED_IMAGES)))
+        for name, images in sets.items()
+        if images is not None
+    }
+    return {name: image_batches(images, preprocessing, EVALUATION_BATCH, device) for name, images in samples.items()}
+
+
+@contextmanager
+def _name_memory_errors(device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NumericsError(
+            "There is too little memory for second derivatives of this network.",
+            where=str(device),
+            fix="Use a device with more memory, or device='cpu'.",
+        ) from error
+
+
+def _ignore(_part: str) -> None:
+    return

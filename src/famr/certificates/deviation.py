@@ -1,91 +1,170 @@
-"""What can be said about a run of FAMR on any network: each claim measured at its result."""
+"""Claims about a run of FAMR on any network: `deviation_claims` measures, the functions after it are pure."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from famr.certificates.anchored_objective import AnchoredObjective
 from famr.certificates.bounds import contraction, distance_to_stationary, largest_rate, pinsker
-from famr.certificates.claims import Assumption, Claim, bounded
-from famr.certificates.curvature import gradient
+from famr.certificates.claims import Assumption, Claim, Statement
 from famr.certificates.lanczos import Spectrum, extreme_eigenvalues
-from famr.certificates.resting import RestingObjective
-from famr.config import ResolvedFAMR
 from famr.losses.objective import drift_bound, target_kl
+from famr.unlearn.problem import Problem
 
 STATIONARY = 1e-3
-"""The relative residual up to which a point is called stationary."""
+"""‖∇J(θ)‖ relative to ‖∇L_forget(θ₀)‖ up to which a point is called stationary."""
 DESCENT_STEPS = 5
+RANDOM_DIRECTIONS = 2
+"""Points of the ball's surface in random directions, besides the one along −∇J."""
+
+STATIONARITY = Statement(
+    "stationarity",
+    "‖∇J(θ)‖, the norm of the objective's gradient at the result; it is 0 at a stationary point, Eq. (6).",
+    "[FAMR, Eq. (6)]",
+)
+SMALLEST_CURVATURE = Statement(
+    "smallest_curvature",
+    "The smallest eigenvalue of ∇²J(θ); above 0 at a stationary point it means a strict local minimum.",
+    "[FAMR, Eq. (6)]; Lanczos",
+)
+DISTANCE = Statement(
+    "distance_to_resting_point",
+    "A bound on the distance to the stationary point of J, where J is strongly convex around the result.",
+    "strong convexity: ‖θ − θ*‖ ≤ ‖∇J(θ)‖/μ",
+)
+DRIFT = Statement("drift", "‖θ − θ₀‖, against √(2(L_forget(θ₀) − L_forget(θ))/λ).", "[FAMR, App. Prop. 1]")
+CONTRACTION = Statement(
+    "contraction",
+    "The factor by which a full-batch step from the result reduces ‖∇J‖, against 1 − ηλ.",
+    "[FAMR, App. Thm. 1]",
+)
+STEP_SIZE = Statement(
+    "step_size",
+    "η in the scale of J, against 1/(L + λ), L the largest curvature of L_forget at the result.",
+    "[FAMR, App. Thm. 1]",
+)
+NO_L2_PENALTY = "the weight anchor is not an ℓ₂ penalty: it has another metric, or is the metric of the step"
+OTHER_STEPS = "App. Thm. 1 is about plain gradient steps with a penalty on the weights, and the run took others"
 
 
-def deviation_claims(objective: RestingObjective, result: Tensor, batches: int, steps: int) -> list[Claim]:
-    """Every claim about the point `result`, from the objective of its run. `steps` are Lanczos steps a spectrum."""
-    method = objective.problem.config
+@dataclass(frozen=True, eq=False)
+class PointMeasures:
+    """J and its gradient at one point.
+
+    Attributes:
+        value: J(θ).
+        forget_loss: L_forget(θ).
+        gradient: ∇J(θ), flat.
+        drift: ‖θ − θ₀‖.
+    """
+
+    value: float
+    forget_loss: float
+    gradient: Tensor
+    drift: float
+
+    @classmethod
+    def of(cls, objective: AnchoredObjective) -> PointMeasures:
+        """Measure at the current weights.
+
+        Args:
+            objective: J.
+        """
+        drift = float(objective.moved.norm())
+        return cls(objective.value(), objective.forget_value(), objective.gradient(), drift)
+
+    @property
+    def gradient_norm(self) -> float:
+        """‖∇J(θ)‖."""
+        return float(self.gradient.norm())
+
+
+def deviation_claims(objective: AnchoredObjective, result: Tensor, lanczos_steps: int) -> list[Claim]:
+    """All claims about the result of a run; the network has its weights afterwards.
+
+    Args:
+        objective: J of the run.
+        result: θ, flat.
+        lanczos_steps: For each spectrum.
+    """
     objective.set_weights(objective.start)
-    first = _Point.at(objective)
-    steepest = float(gradient(objective.forget_pieces, objective.parameters).norm())  # ‖∇L_forget(θ₀)‖
+    first = PointMeasures.of(objective)
+    forget_gradient = float(objective.forget_gradient().norm())  # ‖∇L_forget(θ₀)‖
     objective.set_weights(result)
-    last = _Point.at(objective)
-    spectrum = extreme_eigenvalues(objective.product(), len(result), steps=steps, like=result)
-    forget_spectrum = _of_forgetting(objective, spectrum, result, steps)
+    last = PointMeasures.of(objective)
+    relative = last.gradient_norm / forget_gradient if forget_gradient else 0.0
+
+    spectrum = extreme_eigenvalues(objective.product(), len(result), steps=lanczos_steps, like=result)
+    forget_spectrum = spectrum_of_forgetting(objective, spectrum, result, lanczos_steps)
+    distance = measure_distance(objective, result, last, spectrum)
+    measured = measure_contraction(objective, result, last)
+    gaps = measure_target_gaps(objective.problem)
+    config, rate, strength = objective.problem.config, objective.rate, objective.strength
     return [
-        _stationarity(method, last, steepest),
-        _curvature(spectrum, last, steepest),
-        _distance(objective, result, last, spectrum, steps),
-        _drift(objective, first, last),
-        _target_gap(objective),
-        _contraction(objective, result, last, batches, forget_spectrum),
-        _step_size(objective, batches, forget_spectrum),
+        stationarity_claim(last.gradient_norm, relative, stationary_rule=config.optimiser != "adamw"),
+        curvature_claim(spectrum, relative),
+        distance,
+        drift_claim(first, last, strength, l2_penalty=objective.has_l2_penalty),
+        target_gap_claim(gaps, uniform=config.target == "uniform"),
+        contraction_claim(measured, rate, strength, forget_spectrum),
+        step_size_claim(rate, strength, forget_spectrum),
     ]
 
 
-def _of_forgetting(objective: RestingObjective, spectrum: Spectrum, result: Tensor, steps: int) -> Spectrum:
-    """The spectrum of ∇²L_forget, given that of ∇²J."""
-    method = objective.problem.config
-    if method.optimiser != "sgd" or (objective.penalty is None and objective.function_anchor is None):
-        return spectrum  # nobody asks for it, or J is L_forget
-    if objective.function_anchor is None and method.anchor == "l2":  # ∇²J = ∇²L_forget + λI
+def spectrum_of_forgetting(
+    objective: AnchoredObjective, spectrum: Spectrum, result: Tensor, lanczos_steps: int
+) -> Spectrum:
+    """The spectrum of ∇²L_forget, without further products where it follows from that of ∇²J.
+
+    Args:
+        objective: J, at the result.
+        spectrum: Of ∇²J at the result.
+        result: θ, flat.
+        lanczos_steps: For the spectrum.
+    """
+    anchored = objective.penalty is not None or objective.function_anchor is not None
+    if objective.rate is None or not anchored:  # no claim reads it, or J is L_forget
+        return spectrum
+    if objective.function_anchor is None and objective.has_l2_penalty:  # ∇²J = ∇²L_forget + λI
         return spectrum.shifted(-objective.strength)
-    return extreme_eigenvalues(objective.forget_product(), len(result), steps=steps, like=result)
+    return extreme_eigenvalues(objective.forget_product(), len(result), steps=lanczos_steps, like=result)
 
 
-class _Point:
-    """J, L_forget, ∇J and the drift at one place."""
+def stationarity_claim(gradient_norm: float, relative: float, *, stationary_rule: bool) -> Claim:
+    """‖∇J(θ)‖ ≈ 0 [FAMR, Eq. (6)].
 
-    def __init__(self, value: float, forget: float, slope: Tensor, drift: float) -> None:
-        self.value, self.forget, self.slope, self.drift = value, forget, slope, drift
-        self.residual = float(slope.norm())
-
-    @classmethod
-    def at(cls, objective: RestingObjective) -> _Point:
-        return cls(objective.value(), objective.forget_value(), objective.gradient(), float(objective.moved.norm()))
-
-
-def _stationarity(method: ResolvedFAMR, last: _Point, steepest: float) -> Claim:
-    follows = Assumption.found("The run's steps rest only where ∇J = 0.", method.optimiser != "adamw")
-    relative = last.residual / steepest if steepest else 0.0
-    return Claim(
-        "stationarity",
-        "‖∇J(θ)‖: how far the result is from a resting point of the objective; 0 is Eq. (6).",
-        "[FAMR, Eq. (6)]",
-        value=last.residual,
+    Args:
+        gradient_norm: ‖∇J(θ)‖.
+        relative: The same relative to ‖∇L_forget(θ₀)‖.
+        stationary_rule: Whether the update rule is stationary only where ∇J = 0.
+    """
+    return STATIONARITY.claim(
+        gradient_norm,
         holds=relative <= STATIONARY,
-        assumptions=(follows,),
+        assumptions=(
+            Assumption.checked("The update rule of the run is stationary only where ∇J = 0.", stationary_rule),
+        ),
         details={"relative_to_first_gradient": relative, "called_stationary_up_to": STATIONARY},
     )
 
 
-def _curvature(spectrum: Spectrum, last: _Point, steepest: float) -> Claim:
-    relative = last.residual / steepest if steepest else 0.0
-    return Claim(
-        "smallest_curvature",
-        "The smallest eigenvalue of ∇²J(θ); above 0 at a resting point means a strict local minimum.",
-        "[FAMR, Eq. (6)]; Lanczos",
-        value=spectrum.smallest,
-        holds=spectrum.smallest - spectrum.smallest_error > 0,
+def curvature_claim(spectrum: Spectrum, relative: float) -> Claim:
+    """λ_min(∇²J) > 0 by more than its error.
+
+    Args:
+        spectrum: Of ∇²J at the result.
+        relative: ‖∇J(θ)‖ relative to ‖∇L_forget(θ₀)‖.
+    """
+    return SMALLEST_CURVATURE.claim(
+        spectrum.smallest,
+        holds=spectrum.lower > 0,
         assumptions=(
-            Assumption("No eigenvalue lies below the one that was found.", "checked" if spectrum.exact else "stated"),
-            Assumption.found("The result is a resting point.", relative <= STATIONARY),
+            Assumption("No eigenvalue is smaller than the computed one.", "checked" if spectrum.exact else "stated"),
+            Assumption.checked("The result is a stationary point.", relative <= STATIONARY),
         ),
         details={
             "error": spectrum.smallest_error,
@@ -96,127 +175,174 @@ def _curvature(spectrum: Spectrum, last: _Point, steepest: float) -> Claim:
     )
 
 
-def _distance(objective: RestingObjective, result: Tensor, last: _Point, spectrum: Spectrum, steps: int) -> Claim:
-    name, source = "distance_to_resting_point", "strong convexity: ‖θ − θ*‖ ≤ ‖∇J(θ)‖/μ"
-    says = "How far the exact resting point of J can be, where J is strongly convex around the result."
-    curvature = spectrum.smallest - spectrum.smallest_error
-    radius = distance_to_stationary(last.residual, curvature)
+def measure_distance(objective: AnchoredObjective, result: Tensor, last: PointMeasures, spectrum: Spectrum) -> Claim:
+    """‖θ − θ*‖ ≤ ‖∇J(θ)‖/μ, with μ the least curvature at the result and on the surface of the ball of that radius.
+
+    Args:
+        objective: J, at the result.
+        result: θ, flat.
+        last: J and its gradient there.
+        spectrum: Of ∇²J there.
+    """
+    radius = distance_to_stationary(last.gradient_norm, spectrum.lower)
     if radius is None:
         why = f"J is not strongly convex at the result: its smallest curvature is {spectrum.smallest:.3g}"
         if spectrum.smallest > 0:
             why = f"the smallest curvature found, {spectrum.smallest:.3g}, is no larger than its error; take more steps"
-        return Claim(name, says, source, not_available=why)
+        return DISTANCE.unavailable(why)
     draws = torch.Generator().manual_seed(0)
-    directions = [-last.slope, *(torch.randn(result.shape, generator=draws).to(result) for _ in range(2))]
-    for direction in directions:  # the curvature may be smaller elsewhere on the ball
+    random = [torch.randn(result.shape, generator=draws).to(result) for _ in range(RANDOM_DIRECTIONS)]
+    curvature = spectrum.lower
+    for direction in (-last.gradient, *random):
         objective.set_weights(result + radius * direction / direction.norm().clamp(min=1e-30))
-        there = extreme_eigenvalues(objective.product(), len(result), steps=steps, like=result)
-        curvature = min(curvature, there.smallest - there.smallest_error)
+        there = extreme_eigenvalues(objective.product(), len(result), steps=spectrum.steps, like=result)
+        curvature = min(curvature, there.lower)
     objective.set_weights(result)
-    checked = distance_to_stationary(last.residual, curvature)
-    if checked is None:
+    bound = distance_to_stationary(last.gradient_norm, curvature)
+    if bound is None:
         why = f"J is not strongly convex within {radius:.3g} of the result: a curvature of {curvature:.3g} was found"
-        return Claim(name, says, source, not_available=why)
-    return Claim(
-        name,
-        says,
-        source,
-        bound=checked,
+        return DISTANCE.unavailable(why)
+    return DISTANCE.claim(
+        bound=bound,
         assumptions=(
-            Assumption.found("The curvature is positive at the result and at 3 points of the ball's surface.", True),
+            Assumption.checked("The curvature is positive at the result and at 3 points of the ball's surface.", True),
             Assumption("It is nowhere smaller between them.", "stated"),
-            Assumption("No eigenvalue lies below those that were found.", "checked" if spectrum.exact else "stated"),
+            Assumption("No eigenvalue is smaller than the computed ones.", "checked" if spectrum.exact else "stated"),
         ),
         details={"smallest_curvature": curvature, "radius_checked": radius},
     )
 
 
-def _drift(objective: RestingObjective, first: _Point, last: _Point) -> Claim:
-    name, source = "drift", "[FAMR, App. Prop. 1]"
-    says = "‖θ − θ₀‖, against √(2(L_forget(θ₀) − L_forget(θ))/λ)."
-    details = {"forget_loss_before": first.forget, "forget_loss_after": last.forget, "strength": objective.strength}
-    if objective.penalty is None or objective.problem.config.anchor != "l2":
-        why = "the weights are held by another metric than ℓ₂, or the anchor is the metric of the step"
-        return Claim(name, says, source, value=last.drift, details={**details, "no_bound_because": why})
-    lower = Assumption.found("J(θ) ≤ J(θ₀).", last.value <= first.value)
-    bound = drift_bound(first.forget, last.forget, objective.strength)
-    return Claim(name, says, source, **bounded(last.drift, bound), assumptions=(lower,), details=details)
+def drift_claim(first: PointMeasures, last: PointMeasures, strength: float, *, l2_penalty: bool) -> Claim:
+    """‖θ − θ₀‖ ≤ √(2(L_forget(θ₀) − L_forget(θ))/λ) where J(θ) ≤ J(θ₀) [FAMR, App. Prop. 1].
+
+    Args:
+        first: J at θ₀.
+        last: J at θ.
+        strength: λ.
+        l2_penalty: Whether J has an ℓ₂ penalty, of which alone the proposition speaks.
+    """
+    details = {"forget_loss_before": first.forget_loss, "forget_loss_after": last.forget_loss, "strength": strength}
+    if not l2_penalty:
+        return DRIFT.claim(last.drift, details={**details, "no_bound_because": NO_L2_PENALTY})
+    decreased = Assumption.checked("J(θ) ≤ J(θ₀).", last.value <= first.value)
+    bound = drift_bound(first.forget_loss, last.forget_loss, strength)
+    return DRIFT.claim(last.drift, bound, assumptions=(decreased,), details=details)
+
+
+class TargetGaps(NamedTuple):
+    """How far the predictions on the forget images are from their target.
+
+    Attributes:
+        gaps: ‖p − q‖₁ of each image, (images,).
+        bounds: √(2·KL(q ‖ p)) of each image, (images,).
+    """
+
+    gaps: Tensor
+    bounds: Tensor
 
 
 @torch.no_grad()
-def _target_gap(objective: RestingObjective) -> Claim:
-    loss, gaps, bounds = objective.problem.objective, [], []
-    for batch in objective.problem.forget(None):
-        logits = loss.session.logits(batch)
-        target = loss.target if loss.target.ndim == 1 else loss.target[batch.positions.to(loss.target.device)]
-        gaps.append((torch.softmax(logits, dim=-1) - target).abs().sum(dim=-1))
-        bounds += [pinsker(value) for value in target_kl(logits, target).tolist()]
-    gap, limit = torch.cat(gaps).double().cpu(), torch.tensor(bounds, dtype=torch.float64)
-    uniform = loss.config.target == "uniform"
-    return Claim(
-        "uniformity_gap" if uniform else "target_gap",
-        f"max ‖p − q‖₁ over the forget images, q {'uniform' if uniform else 'the target of each image'}; the bound is "
-        "Pinsker's, image by image, and 2 is no answer in common.",
-        "[FAMR, App. Prop. 2], Pinsker",
-        value=float(gap.max()),
-        bound=float(limit.max()),
-        holds=bool((gap <= limit * (1 + 1e-6) + 1e-6).all()),
-        details={"mean": float(gap.mean()), "mean_bound": float(limit.mean()), "images": len(gap)},
+def measure_target_gaps(problem: Problem) -> TargetGaps:
+    """Both sides of Pinsker's inequality on every forget image.
+
+    Args:
+        problem: The run's problem, its network at the result.
+    """
+    target, gaps, bounds = problem.objective.target, [], []
+    for batch in problem.forget(None):
+        logits = problem.session.logits(batch)
+        rows = target if target.ndim == 1 else target[batch.positions.to(target.device)]
+        gaps.append((torch.softmax(logits, dim=-1) - rows).abs().sum(dim=-1))
+        bounds += [pinsker(divergence) for divergence in target_kl(logits, rows).tolist()]
+    return TargetGaps(torch.cat(gaps).double().cpu(), torch.tensor(bounds, dtype=torch.float64))
+
+
+def target_gap_claim(measured: TargetGaps, *, uniform: bool) -> Claim:
+    """‖p − q‖₁ ≤ √(2·KL(q ‖ p)) on every forget image [FAMR, App. Prop. 2].
+
+    Args:
+        measured: Both sides.
+        uniform: Whether the target is uniform, as in the paper.
+    """
+    gaps, bounds = measured
+    target = "uniform" if uniform else "the target of each image"
+    says = (
+        f"max ‖p − q‖₁ over the forget images, q {target}; the bound is Pinsker's of each image, and 2 means disjoint "
+        "distributions."
+    )
+    name = "uniformity_gap" if uniform else "target_gap"
+    return Statement(name, says, "[FAMR, App. Prop. 2], Pinsker").claim(
+        float(gaps.max()),
+        float(bounds.max()),
+        holds=bool((gaps <= bounds * (1 + 1e-6) + 1e-6).all()),
+        details={"mean": float(gaps.mean()), "mean_bound": float(bounds.mean()), "images": len(gaps)},
     )
 
 
-def _rate(objective: RestingObjective, batches: int) -> float | None:
-    """η in the scale of J: a step on one batch's sum is a 1/batches-th step on the whole sum."""
-    method = objective.problem.config
-    if method.optimiser != "sgd":
+def measure_contraction(objective: AnchoredObjective, result: Tensor, last: PointMeasures) -> float | None:
+    """The mean factor by which full-batch steps from the result reduce ‖∇J‖.
+
+    Args:
+        objective: J, at the result.
+        result: θ, flat.
+        last: J and its gradient there.
+
+    Returns:
+        The factor; None where App. Thm. 1 does not apply: for other steps than plain SGD, or without a penalty.
+    """
+    if objective.rate is None or objective.penalty is None:
         return None
-    return method.learning_rate / (batches if method.reduction == "sum" else 1)
-
-
-def _convex(spectrum: Spectrum) -> bool:
-    return spectrum.smallest >= -max(1e-6 * abs(spectrum.largest), 1e-12)
-
-
-def _contraction(objective: RestingObjective, result: Tensor, last: _Point, batches: int, spectrum: Spectrum) -> Claim:
-    name, source = "contraction", "[FAMR, App. Thm. 1]"
-    says = "How much one full-batch step from the result shrinks ‖∇J‖, against 1 − ηλ."
-    rate = _rate(objective, batches)
-    if rate is None or objective.penalty is None:
-        why = "App. Thm. 1 is about plain gradient steps with a penalty on the weights, which this run did not take"
-        return Claim(name, says, source, not_available=why)
-    place, slope = result, last.slope
+    weights, gradient = result, last.gradient
     for _ in range(DESCENT_STEPS):
-        place = place - rate * slope
-        objective.set_weights(place)
-        slope = objective.gradient()
+        weights = weights - objective.rate * gradient
+        objective.set_weights(weights)
+        gradient = objective.gradient()
     objective.set_weights(result)
-    measured = (float(slope.norm()) / max(last.residual, 1e-30)) ** (1 / DESCENT_STEPS)
-    limit = largest_rate(spectrum.largest, objective.strength)
-    return Claim(
-        name,
-        says,
-        source,
-        **bounded(measured, contraction(rate, objective.strength)),
+    reduction = float(gradient.norm()) / max(last.gradient_norm, 1e-30)
+    return float(reduction ** (1 / DESCENT_STEPS))
+
+
+def contraction_claim(measured: float | None, rate: float | None, strength: float, forget_spectrum: Spectrum) -> Claim:
+    """The measured factor ≤ 1 − ηλ where L_forget is convex and η ≤ 1/(L + λ) [FAMR, App. Thm. 1].
+
+    Args:
+        measured: The factor; None where the theorem does not apply.
+        rate: η in the scale of J; None where it is not constant.
+        strength: λ.
+        forget_spectrum: Of ∇²L_forget at the result.
+    """
+    if measured is None or rate is None:
+        return CONTRACTION.unavailable(OTHER_STEPS)
+    convex = forget_spectrum.smallest >= -max(1e-6 * abs(forget_spectrum.largest), 1e-12)
+    limit = largest_rate(forget_spectrum.largest, strength)
+    return CONTRACTION.claim(
+        measured,
+        contraction(rate, strength),
         assumptions=(
-            Assumption.found("L_forget is convex at the result.", _convex(spectrum)),
-            Assumption.found("η ≤ 1/(L + λ).", limit is not None and rate <= limit),
+            Assumption.checked("L_forget is convex at the result.", convex),
+            Assumption.checked("η ≤ 1/(L + λ).", limit is not None and rate <= limit),
         ),
-        details={"steps": DESCENT_STEPS, "rate": rate, "strength": objective.strength},
+        details={"steps": DESCENT_STEPS, "rate": rate, "strength": strength},
     )
 
 
-def _step_size(objective: RestingObjective, batches: int, spectrum: Spectrum) -> Claim:
-    name, source = "step_size", "[FAMR, App. Thm. 1]"
-    says = "η in the scale of J, against 1/(L + λ), L the largest curvature of L_forget at the result."
-    rate = _rate(objective, batches)
+def step_size_claim(rate: float | None, strength: float, forget_spectrum: Spectrum) -> Claim:
+    """η ≤ 1/(L + λ) [FAMR, App. Thm. 1].
+
+    Args:
+        rate: η in the scale of J; None where it is not constant.
+        strength: λ.
+        forget_spectrum: Of ∇²L_forget at the result; its largest eigenvalue is L.
+    """
     if rate is None:
-        return Claim(name, says, source, not_available="the steps have no fixed η that could be compared")
-    limit = largest_rate(spectrum.largest, objective.strength)
-    return Claim(
-        name,
-        says,
-        source,
-        **bounded(rate, limit),
-        assumptions=(Assumption("L is nowhere larger on the way.", "stated"),),
-        details={"largest_curvature": spectrum.largest, "largest_curvature_error": spectrum.largest_error},
+        return STEP_SIZE.unavailable("the steps have no fixed η to compare")
+    return STEP_SIZE.claim(
+        rate,
+        largest_rate(forget_spectrum.largest, strength),
+        assumptions=(Assumption("L is not larger along the path of the run.", "stated"),),
+        details={
+            "largest_curvature": forget_spectrum.largest,
+            "largest_curvature_error": forget_spectrum.largest_error,
+        },
     )

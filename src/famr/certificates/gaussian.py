@@ -1,6 +1,6 @@
-"""How alike two Gaussians of one width are: the exact (ε, δ) of a shift [Balle & Wang 2018, Thm. 5].
+"""(ε, δ)-indistinguishability of two Gaussians of one width, exactly [Balle & Wang 2018, Thm. 5].
 
-`shift` is the distance of the two means in standard deviations. Only it counts, not the number of dimensions.
+`shift` is the distance of the two means in standard deviations; the number of dimensions does not matter.
 """
 
 from __future__ import annotations
@@ -16,34 +16,48 @@ HALVINGS = 100
 
 
 def delta_of(shift: float, epsilon: float) -> float:
-    """The least δ with P(S) ≤ e^ε·Q(S) + δ for all S, where P and Q are Gaussians `shift` standard deviations apart.
+    """The least δ with P(S) ≤ e^ε·Q(S) + δ for all S, where P and Q are Gaussians [Balle & Wang 2018, Thm. 5].
 
     δ = Φ(s/2 − ε/s) − e^ε·Φ(−s/2 − ε/s), the same for P and Q exchanged. At ε = 0 it is the total variation.
+
+    Args:
+        shift: s.
+        epsilon: ε.
 
     >>> delta_of(0.0, 1.0), round(delta_of(2.0, 0.0), 6)  # 2Φ(1) − 1
     (0.0, 0.682689)
     """
     if shift <= 0:
         return 0.0
-    near, far = _log_normal(shift / 2 - epsilon / shift), _log_normal(-shift / 2 - epsilon / shift)
+    near, far = _log_normal_cdf(shift / 2 - epsilon / shift), _log_normal_cdf(-shift / 2 - epsilon / shift)
     return max(0.0, math.exp(near) - math.exp(epsilon + far))
 
 
 def epsilon_of(shift: float, delta: float) -> float:
     """The least ε ≥ 0 that a shift allows at this δ.
 
+    Args:
+        shift: s.
+        delta: δ.
+
     >>> epsilon_of(0.0, 1e-5), round(delta_of(0.5, epsilon_of(0.5, 1e-5)), 12)
     (0.0, 1e-05)
     """
+    if delta_of(shift, 0) <= delta:
+        return 0.0
     high = 1.0
     while delta_of(shift, high) > delta:
         high *= 2
-    return _edge(lambda epsilon: delta_of(shift, epsilon) > delta, 0.0, high)[1] if delta_of(shift, 0) > delta else 0.0
+    return _bisect(lambda epsilon: delta_of(shift, epsilon) > delta, 0.0, high)[1]
 
 
 @functools.cache
 def largest_shift(epsilon: float, delta: float) -> float:
     """The largest shift that is still (ε, δ)-indistinguishable.
+
+    Args:
+        epsilon: ε.
+        delta: δ.
 
     >>> shift = largest_shift(1.0, 1e-5)
     >>> round(shift, 4), round(epsilon_of(shift, 1e-5), 9)
@@ -52,10 +66,10 @@ def largest_shift(epsilon: float, delta: float) -> float:
     high = 1.0
     while delta_of(high, epsilon) <= delta:
         high *= 2
-    return _edge(lambda shift: delta_of(shift, epsilon) <= delta, 0.0, high)[0]
+    return _bisect(lambda shift: delta_of(shift, epsilon) <= delta, 0.0, high)[0]
 
 
-def _edge(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+def _bisect(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
     """Where `holds`, true at `low` and false at `high`, changes: the last value on each side."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -63,6 +77,6 @@ def _edge(holds: Callable[[float], bool], low: float, high: float) -> tuple[floa
     return low, high
 
 
-def _log_normal(at: float) -> float:
-    """log Φ, in the far tail too."""
-    return float(torch.special.log_ndtr(torch.tensor(at, dtype=torch.float64)))
+def _log_normal_cdf(x: float) -> float:
+    """log Φ(x), precise in the far tail."""
+    return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))

@@ -1,4 +1,4 @@
-"""A certificate as a page for people, in Markdown."""
+"""A certificate as a page in Markdown."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from famr.data.request import Request
 
 
 def certificate_page(certificate: Certificate) -> str:
-    """Kind in words, the claims, what each rests on, and what none of it shows."""
+    """The kind in words, the claims, the assumptions of each, and what the certificate does not show.
+
+    Args:
+        certificate: Any kind.
+
+    Returns:
+        Markdown.
+    """
     subject = certificate.subject
-    rows = [_row(claim) for claim in certificate.claims]
     parts = [
         "# Certificate",
         f"Kind: **{certificate.kind}**, that is: {KINDS[certificate.kind]}.",
-        *([_forgotten(subject)] if "request" in subject else []),
-        "| claim | value | bound | holds | source |\n|---|---|---|---|---|\n" + "\n".join(rows),
-        "## What each claim says and rests on",
-        *[_explained(claim) for claim in certificate.claims],
+        *([_request_line(subject)] if "request" in subject else []),
+        "| claim | value | bound | holds | source |\n|---|---|---|---|---|\n"
+        + "\n".join(_row(claim) for claim in certificate.claims),
+        "## Each claim and its assumptions",
+        *[_paragraph(claim) for claim in certificate.claims],
         "## What this does not show",
         "\n".join(f"- {line}" for line in certificate.not_shown),
         "## Subject",
@@ -29,35 +36,38 @@ def certificate_page(certificate: Certificate) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _forgotten(subject: Mapping[str, Any]) -> str:
+def _request_line(subject: Mapping[str, Any]) -> str:
     return f"Forgotten: {Request.from_json(subject['request']).describe()} ({subject['forget_images']} images)."
 
 
 def _row(claim: Claim) -> str:
     if claim.not_available is not None:
         return f"| {claim.name} | not available | – | – | {claim.source} |"
-    verdict = "–" if claim.holds is None else "yes" if claim.holds else "no"
-    failing = [assumption for assumption in claim.assumptions if assumption.status == "fails"]
-    if failing and verdict == "yes":
+    verdict = {None: "–", True: "yes", False: "no"}[claim.holds]
+    if claim.holds and not claim.proved:
         verdict = "measured, not proved: an assumption fails"
-    return f"| {claim.name} | {figure(claim.value)} | {figure(claim.bound)} | {verdict} | {claim.source} |"
+    return (
+        f"| {claim.name} | {format_number(claim.value)} | {format_number(claim.bound)} | {verdict} | {claim.source} |"
+    )
 
 
-def _explained(claim: Claim) -> str:
-    lines = [f"**{claim.name}.** {claim.says}"]
+def _paragraph(claim: Claim) -> str:
+    lines = [f"- {assumption.status}: {assumption.says}" for assumption in claim.assumptions]
     if claim.not_available is not None:
-        lines.append(f"Not available: {claim.not_available}.")
-    lines += [f"- {assumption.status}: {assumption.says}" for assumption in claim.assumptions]
+        lines.insert(0, f"Not available: {claim.not_available}.")
     if claim.details:
-        lines.append("- " + "; ".join(f"{name.replace('_', ' ')} {figure(v)}" for name, v in claim.details.items()))
-    head, *rest = lines
-    return head if not rest else head + "\n\n" + "\n".join(rest)
+        details = (f"{name.replace('_', ' ')} {format_number(value)}" for name, value in claim.details.items())
+        lines.append("- " + "; ".join(details))
+    return "\n\n".join([f"**{claim.name}.** {claim.says}", *(["\n".join(lines)] if lines else [])])
 
 
-def figure(value: Any) -> str:
-    """A number in four digits, words as they are.
+def format_number(value: Any) -> str:
+    """Floats in four digits, everything else as text, None as a dash.
 
-    >>> figure(0.0123), figure(None), figure(3), figure("why")
+    Args:
+        value: A value of a certificate or an audit.
+
+    >>> format_number(0.0123), format_number(None), format_number(3), format_number("why")
     ('0.0123', '–', '3', 'why')
     """
     if value is None:

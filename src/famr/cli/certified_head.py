@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from famr.certificates.certified_head import CertifiedClassifier
+from famr.certificates.convex_head import RemovalSettings
 from famr.certificates.page import certificate_page
 from famr.cli.opening import DataSource
 from famr.cli.options import ComputeOptions, NewModelSource, OutputOptions, RequestOptions
@@ -77,16 +78,8 @@ def train_certified(
         from_scratch=model.from_scratch,
         seed=run.seed,
     )
-    classifier = CertifiedClassifier.train(
-        backbone,
-        images,
-        data.labels,
-        strength=head.head_strength,
-        sigma=head.sigma,
-        epsilon=head.epsilon,
-        delta=head.delta,
-        device=device,
-    )
+    settings = RemovalSettings(head.head_strength, head.sigma, head.epsilon, head.delta)
+    classifier = CertifiedClassifier.train(backbone, images, data.labels, settings, device=device)
     accuracy = None if data.test is None else accuracy_on_images(classifier.classifier(), data.test, device)
     classifier.save(output.output_dir, overwrite=output.overwrite)
     return _result(classifier, output.output_dir, {"test_accuracy": accuracy})

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from famr._version import __version__
-from famr.cli import benching, request
+from famr.cli import bench, request
 from famr.cli.flags import PLAIN, add_lazily
 from famr.cli.guarding import guarded, parsed, show_own_warnings
 from famr.cli.ranked import exit_at_once, is_first_process, require_multi_process
@@ -68,7 +68,7 @@ def options_for_all(
 
 add_lazily(app, COMMANDS, "famr.cli")
 app.add_typer(request.app)
-app.add_typer(benching.app)
+app.add_typer(bench.app)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from famr.audit.gates import gate_title
-from famr.certificates.page import figure
+from famr.certificates.page import format_number
 from famr.report.content import Block, Bullets, Section, Table, Text
 from famr.report.records import RunRecords
 
@@ -27,8 +27,8 @@ def certificate_section(records: RunRecords) -> Section:
         (
             _words(claim["name"]),
             claim["source"],
-            "not available" if claim.get("not_available") else figure(claim.get("value")),
-            figure(claim.get("bound")),
+            "not available" if claim.get("not_available") else format_number(claim.get("value")),
+            format_number(claim.get("bound")),
             _holds(claim),
         )
         for claim in certificate["claims"]
@@ -96,7 +96,7 @@ def _gates(audit: Mapping[str, Any]) -> Table:
     rows = [
         (
             gate_title(check["name"]),
-            figure(check.get("allowed", check.get("threshold"))),
+            format_number(check.get("allowed", check.get("threshold"))),
             *(f"{_interval(check['figures'].get(name))} {check['verdicts'].get(name, '')}".strip() for name in models),
         )
         for check in audit["checks"]
@@ -110,14 +110,14 @@ def _interval(result: Mapping[str, Any] | None) -> str:
     if result is None or result.get("value") is None:
         return "–"
     if result.get("low") is None:
-        return figure(result["value"])
+        return format_number(result["value"])
     return f"{result['value']:.3f} [{result['low']:.3f}, {result['high']:.3f}]"
 
 
 def _stated(stated: Mapping[str, Any]) -> list[Block]:
     """What the audit measured without a threshold: numbers as a table, sentences as a list."""
     leaves = _leaves(stated)
-    numbers = [(subject, part, figure(value)) for subject, part, value in leaves if not isinstance(value, str)]
+    numbers = [(subject, part, format_number(value)) for subject, part, value in leaves if not isinstance(value, str)]
     sentences = [
         f"{subject}: {value}" if part == "says" else f"{subject}, {part}: {value}"
         for subject, part, value in leaves

@@ -85,7 +85,7 @@ class Removal:
             bound=0.0,
             holds=self.removed_trained_on == 0,
             assumptions=(
-                Assumption("The starting weights did not see the removed images.", "stated"),
+                Assumption("The initial weights were not trained on the removed images.", "stated"),
                 Assumption("The data holds under each remaining id the image and label first trained on.", "stated"),
             ),
             details={
@@ -105,7 +105,7 @@ class Removal:
             source=SOURCE,
             holds=self.same_environment and self.removed_trained_on == 0,
             assumptions=(
-                Assumption.found(
+                Assumption.checked(
                     "Every part was trained on the same kind of hardware, with the same versions and threads.",
                     self.same_environment,
                 ),
