@@ -34,7 +34,7 @@ EXIT_TIMEOUT = 5.0
 ERROR_TIMEOUT = 1.0
 """Seconds in which the error of a rank that is gone must be found; it was left before the rank ended."""
 POLL_INTERVAL = 0.2
-"""Seconds between two looks for such an error."""
+"""Seconds between two checks for such an error."""
 FAILURE, FAILURE_READ, ENDED = "failure", "heard", "ended"
 """Keys of the store: the first error, and how many ranks have read it or have ended."""
 
@@ -191,7 +191,7 @@ class _Listener:
             self._done.set()
 
     def error(self) -> FamrError:
-        """Why another rank is gone, as far as is known."""
+        """The error with which another rank ended, as far as is known."""
         self._done.wait(ERROR_TIMEOUT)  # a rank that holds the store and stands still never answers
         return self._error or NumericsError(
             "Another process of this run ended, or did not answer in time.",

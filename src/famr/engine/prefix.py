@@ -144,7 +144,7 @@ class _CachedSet:
     """Activations of a set of images, computed in the first pass over it.
 
     Attributes:
-        source: The images' cache, kept so that its id stays its own.
+        source: The images' cache; while it is referenced, no other one can have its id.
         nbytes: Size of the activations.
         activations: None before the first pass.
         seconds: Time that computing them took.
