@@ -78,7 +78,7 @@ def audit_command(
         original=opened.original,
         retrained=references,
         shadows=shadows,
-        style=style_layer(opened),
+        style=_style_layer(opened),
         quick=quick,
         thresholds=limits,
         seed=seed,
@@ -89,12 +89,8 @@ def audit_command(
     return Result(outcome.to_json(), lambda: print_audit(outcome, str(run)), failed_gates(outcome))
 
 
-def style_layer(opened: OpenedRun) -> StyleLayer | None:
-    """The layer in which a style was forgotten; None for other requests.
-
-    Args:
-        opened: The run.
-    """
+def _style_layer(opened: OpenedRun) -> StyleLayer | None:
+    """The layer in which a style was forgotten; None for other requests."""
     method = opened.record["method"]
     if opened.request.style is None or method.get("style_layer") is None:
         return None
