@@ -119,7 +119,7 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
         ("test_resume.py::test_the_state_of_another_run_is_refused",),
     ),
     30: (
-        "step, layer and images are named; images that are no numbers are noticed before the first step",
+        "step, layer and images are named; images that are not finite are an error before the first step",
         (
             "test_loop.py::test_a_loss_that_is_not_finite_names_its_step_and_stops",
             "test_loop.py::test_images_that_are_not_finite_are_an_error_before_the_first_step",
