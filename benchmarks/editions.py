@@ -1,7 +1,7 @@
 """Seconds of whole calls of `famr.forget` with the famr that is on PYTHONPATH: two editions on one workload.
 
-    PYTHONPATH=first/src  python benchmarks/editions.py first tiny --output benchmarks/results/editions-h200.json
-    PYTHONPATH=second/src python benchmarks/editions.py second tiny --output benchmarks/results/editions-h200.json
+    PYTHONPATH=first/src  python -m benchmarks.editions first tiny --output benchmarks/results/editions-h200.json
+    PYTHONPATH=second/src python -m benchmarks.editions second tiny --output benchmarks/results/editions-h200.json
 
 A class of 500 images is forgotten by the default method in 10 epochs, from a ViT with random weights, beside 2,000
 retained and 500 held-out images of 99 classes, made up and in memory. The first call of the process stands apart, four
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("size", choices=["tiny", "base", "large"])
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    content: dict[str, Any] = {"benchmark": "editions", "command": "python benchmarks/editions.py", "cells": []}
+    content: dict[str, Any] = {"benchmark": "editions", "command": "python -m benchmarks.editions", "cells": []}
     if arguments.output.is_file():
         content = json.loads(arguments.output.read_text(encoding="utf-8"))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -128,8 +128,8 @@ ELSEWHERE: dict[int, tuple[str, tuple[str, ...]]] = {
     31: (
         "damping raised tenfold, then 5 with residual and damping",
         (
-            "test_curvature.py::test_conjugate_gradients_solve_and_tell_their_residual",
-            "test_curvature.py::test_conjugate_gradients_stop_where_the_curvature_is_negative",
+            "test_curvature.py::test_conjugate_gradients_solve_and_report_their_residual",
+            "test_curvature.py::test_conjugate_gradients_stop_at_negative_curvature",
         ),
     ),
     32: (
