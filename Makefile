@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check fmt lock tables faults fuzz audit sbom clean
+.PHONY: demo test test-fast check fmt lock tables faults fuzz audit sbom clean
 
 demo: $(INSTALLED)            ## the whole story on embedded data: train, forget, retrain, compare
 	$(BIN)/famr demo --output-dir build/demo --overwrite
 
 test: check                   ## every check, then every test
 	$(BIN)/python -m pytest
+
+test-fast: $(INSTALLED)       ## for daily work: format, lint, and the tests that take little time
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -m "not long"
 
 check: $(INSTALLED) audit     ## format, lint, types, and known vulnerabilities where these can be looked up
 	$(BIN)/ruff format --check .

@@ -30,31 +30,61 @@ SMALL_VIT = {"img_size": 12, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_
 SHIFTS = Augmentation(smallest_area=0.9, mirror=False)
 
 LONG = (
-    *(
-        "audit",
-        "distributed",
-        "resolve",
-        "bench_ranks",
-        "models",
-        "resuming_commands",
-        "audit_shadows",
-        "story",
-        "resume",
-    ),
-    *("sequence", "cli", "private", "bench_paper", "shadows", "oom", "certificates", "export", "faults_storage"),
-    *("bench", "bench_speed", "baselines", "desk", "desk_cli", "package", "report", "style_probe"),
+    "audit/test_audit",
+    "engine/test_distributed",
+    "bench/test_bench_ranks",
+    "test_extending",
+    "test_first_edition",
+    "certificates/test_certificates",
+    "audit/test_audit_shadows",
+    "report/test_report",
+    "cli/test_resuming",
+    "models/test_models",
+    "bench/test_bench",
+    "test_story",
+    "test_fuzz",
+    "export/test_export",
+    "audit/test_shadows",
+    "cli/test_private",
+    "unlearn/test_resolve",
+    "sisa/test_sisa",
+    "baselines/test_baselines",
+    "test_package",
+    "benchmarks/test_whole_calls",
+    "benchmarks/test_paper",
+    "faults/test_faults_storage",
+    "desk/test_desk",
+    "cli/test_forget_command",
+    "faults/test_faults_rest",
+    "faults/test_faults_weights",
+    "unlearn/test_sequence",
+    "runs/test_resume",
+    "unlearn/test_run_images",
+    "desk/test_workspace",
+    "audit/test_conversions",
+    "baselines/test_descent",
+    "cli/test_main",
+    "cli/test_missing_extras",
+    "desk/test_desk_cli",
+    "audit/test_membership_attacks",
+    "certificates/test_theory",
 )
-"""The files that take longest: they begin first, the second not with a model of those below, as the first makes it."""
+"""The files that take longest, longest first: they start first, and `make test-fast` leaves them out."""
+FOLDER = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Files go to the workers in the order of `pytest_collection_modifyitems`, not by their number of tests."""
     config.option.loadscopereorder = False
+    config.addinivalue_line("markers", "long: in a file that takes long; `make test-fast` leaves it out")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    long = [f"test_{name}" for name in LONG]
-    items.sort(key=lambda item: long.index(item.path.stem) if item.path.stem in long else len(long))
+    rank = {FOLDER / f"{name}.py": index for index, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path, len(LONG)))
+    for item in items:
+        if item.path in rank:
+            item.add_marker("long")
 
 
 def alg1(**changes: Any) -> famr.FAMR:

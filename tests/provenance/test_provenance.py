@@ -18,7 +18,7 @@ import famr
 from conftest import Outcome, alg1
 from famr.cli.main import app
 from famr.errors import DataError, GateError, RequestError
-from famr.provenance import signing
+from famr.provenance import signing, statement
 from famr.provenance.canonical import canonical_json
 from famr.provenance.commitments import (
     commitment_key_id,
@@ -264,9 +264,12 @@ def test_signing_again_is_harmless_and_signing_a_changed_run_is_a_new_entry(
     assert read_commitment_key(default_key_path(copy / "run")).hex() in before[default_key_path(copy / "run")].decode()
 
 
-def test_a_run_signed_without_a_ledger_is_signed_again_for_one(copy: Path, without_three: famr.Splits) -> None:
+def test_a_run_signed_without_a_ledger_is_signed_again_for_one(
+    copy: Path, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key, ledger = read_private_key(copy / "key"), copy / "ledger.jsonl"
     (copy / "run" / ENVELOPE).unlink()
+    monkeypatch.setattr(statement, "utc_now", lambda: "2026-01-01T00:00:00Z")  # no entry of the ledger says the same
     sign_run(copy / "run", key, without_three.forget)
     with pytest.raises(GateError, match="signed without a ledger"):
         check(copy, ledger=ledger)
