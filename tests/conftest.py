@@ -68,6 +68,8 @@ LONG = (
     "desk/test_desk_cli",
     "audit/test_membership_attacks",
     "certificates/test_theory",
+    "engine/test_engines",
+    "anchors/test_anchors",
 )
 """The files that take longest, longest first: they start first, and `make test-fast` leaves them out."""
 FOLDER = Path(__file__).parent
