@@ -18,39 +18,32 @@ from typing import Any, NoReturn
 
 import pytest
 from typer.core import TyperCommand
-from typer.main import get_command
 
 from conftest import Outcome
+from famr.cli import bench, request
 from famr.cli import main as cli
-from famr.cli import request
-from famr.cli.flags import LazyCommand, docstring_text
+from famr.cli.flags import build_command, docstring_text
 from famr.cli.printing import Result
 from famr.errors import GateError
 from famr.storage.digests import write_complete
 from small import ARCHITECTURE, AS_OPTIONS, QUICK, save_pictures, save_small
 
 Run = Callable[..., Outcome]
-
-
-def commands() -> Iterator[tuple[str, TyperCommand]]:
-    """Every command of every group, by its words."""
-    groups: list[tuple[str, Any]] = [("", get_command(cli.app))]
-    while groups:
-        words, group = groups.pop()
-        for name, command in group.commands.items():
-            if hasattr(command, "commands"):
-                groups.append((f"{words} {name}".strip(), command))
-            else:
-                yield f"{words} {name}".strip(), command.load() if isinstance(command, LazyCommand) else command
-
-
-LAZY = [*((name,) for name in cli.COMMANDS), *(("request", name) for name in request.COMMANDS)]
-"""The words of every command that has a module of its own."""
+GROUPS = {(): cli.COMMANDS, ("request",): request.COMMANDS, ("bench",): bench.COMMANDS}
+ALL = [(*group, name) for group, commands in GROUPS.items() for name in commands]
+"""The words of every command."""
 
 
 def function_of(words: tuple[str, ...]) -> tuple[Any, str]:
     """The module of a command and the name of its function."""
     return import_module(".".join(("famr.cli", *words))), f"{words[-1]}_command"
+
+
+def built_commands() -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
+    """Every command by its words, with its flags."""
+    for words in ALL:
+        module, name = function_of(words)
+        yield words, build_command(getattr(module, name), words[-1])
 
 
 def test_the_overview_imports_neither_torch_nor_timm() -> None:
@@ -65,22 +58,22 @@ def test_the_overview_imports_neither_torch_nor_timm() -> None:
     assert "Exit codes" in done.stdout
 
 
-@pytest.mark.parametrize("words", LAZY, ids=" ".join)
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_the_line_of_the_overview_is_the_first_line_of_the_commands_help(words: tuple[str, ...]) -> None:
     module, name = function_of(words)
-    line = {**cli.COMMANDS, **request.COMMANDS}[words[-1]]
+    line = GROUPS[words[:-1]][words[-1]]
     assert docstring_text(getattr(module, name).__doc__).splitlines()[0] == line
 
 
 def test_every_flag_has_help() -> None:
-    silent = [(words, flag.name) for words, command in commands() for flag in command.params if not flag.help]
+    silent = [(words, flag.name) for words, command in built_commands() for flag in command.params if not flag.help]
     assert silent == []
 
 
 def test_every_output_has_a_short_flag() -> None:
     outputs = [
         flag.opts
-        for _, command in commands()
+        for _, command in built_commands()
         for flag in command.params
         if {"--output", "--output-dir"} & set(flag.opts)
     ]
@@ -114,7 +107,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model and its pictures, and everything that commands make of them, one command after another."""
     folder = tmp_path_factory.mktemp("json")
     save_small(folder / "model")
-    save_pictures(folder / "data")
+    save_pictures(folder / "data", each=20)
     shutil.copytree(folder / "model", folder / "model-copy")
     method = {"strength": 10.0, "epochs": 1, "function_images": 2, "fisher_images": 5}
     (folder / "method.json").write_text(json.dumps(method), encoding="utf-8")
@@ -141,6 +134,10 @@ SUCCEEDING: dict[tuple[str, ...], tuple[object, ...]] = {
     ("request", "run"): ("R-0001", "-w", "{}/desk", "--method", "{}/method.json"),
     ("request", "batch"): ("-w", "{}/desk"),
     ("request", "check"): ("-w", "{}/desk"),
+    ("bench", "methods"): (
+        *("--data", DATA, "--start", ARCHITECTURE, *AS_OPTIONS, "--from-scratch", "--epochs", 1, "--batch-size", 8),
+        *("--class", "cat", "--methods", "fine-tune", "--trials", 1, "-q", "-o", "{}/bench"),
+    ),
 }
 """Words after each command, in an order in which each one finds what it needs."""
 
@@ -181,8 +178,8 @@ def call(words: list[str], patch: pytest.MonkeyPatch) -> Outcome:
     return Outcome(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
 
 
-def test_every_command_with_a_module_is_called_here() -> None:
-    assert {*SUCCEEDING, ("demo",)} == set(LAZY)
+def test_every_command_is_called_here_or_in_its_own_test() -> None:
+    assert {*SUCCEEDING, ("demo",)} == set(ALL)
 
 
 @pytest.mark.parametrize("command", SUCCEEDING, ids=" ".join)
@@ -192,7 +189,7 @@ def test_a_success_is_one_json_object(outcomes: dict[tuple[str, ...], Outcome], 
     assert "error" not in one_object(done.out)
 
 
-@pytest.mark.parametrize("command", [*LAZY, ("bench", "methods"), ("request",), ()], ids=" ".join)
+@pytest.mark.parametrize("command", [*ALL, ("request",), ("bench",), ()], ids=" ".join)
 def test_a_usage_error_is_one_json_object(run: Run, command: tuple[str, ...]) -> None:
     done = run(*command, "--nope", "--json")
     error = one_object(done.out)["error"]

@@ -23,7 +23,8 @@ from typer.models import OptionInfo, ParameterInfo
 
 from famr.cli.printing import Result
 
-Command = Callable[..., Result]
+Command = Callable[..., Result | None]
+"""Returns None on all ranks but the first."""
 PLAIN = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 """Settings of every `typer.Typer` here: errors and help as plain text."""
 
@@ -78,7 +79,7 @@ def build_command(function: Command, name: str) -> TyperCommand:
             flags.append(_flag(parameter.name, kind, parameter.default, entries.get(parameter.name, "")))
     flags.append(_flag("as_json", AsJson, False, ""))
 
-    def call(context: typer.Context, as_json: bool, **values: Any) -> Result:  # noqa: ARG001  # `main` reads --json
+    def call(context: typer.Context, as_json: bool, **values: Any) -> Result | None:  # noqa: ARG001  # `main` reads --json
         arguments = {parameter: _collect(marker, context, values) for parameter, marker in expanded.items()}
         arguments |= {parameter: values[parameter] for parameter in plain}
         arguments |= {parameter: context for parameter, kind in hints.items() if kind is typer.Context}

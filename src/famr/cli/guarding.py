@@ -55,7 +55,7 @@ def guarded(command: Callable[[], object], *, as_json: bool, debug: bool) -> NoR
     """Run a command, print its result or its error, and end the process with the exit code.
 
     Args:
-        command: Returns a `Result`, an exit code, or None where it has printed its result itself.
+        command: Returns a `Result`; an exit code, where only help was printed; None on all ranks but the first.
         as_json: Print exactly one JSON object on standard output, whatever happens.
         debug: Show the traceback of an error, too.
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from famr.cli.flags import AsJson as AsJson
 from famr.cli.flags import given_on_command_line
 from famr.errors import RequestError
 
