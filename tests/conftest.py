@@ -70,6 +70,9 @@ LONG = (
     "certificates/test_theory",
     "engine/test_engines",
     "anchors/test_anchors",
+    "audit/test_recovery",
+    "audit/test_relearning",
+    "audit/test_gap_metrics",
 )
 """The files that take longest, longest first: they start first, and `make test-fast` leaves them out."""
 FOLDER = Path(__file__).parent
