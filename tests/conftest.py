@@ -92,6 +92,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("long")
 
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
 def alg1(**changes: Any) -> famr.FAMR:
     """The paper's algorithm with other numbers."""
     return replace(famr.FAMR.paper(), **changes)

@@ -38,7 +38,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
             sizes.append(len(images))
             return device_pixels(images, preprocessing, device, room=1 << 30)
 
-        for module in ("famr.data.loaders", "famr.baselines.session", "famr.baselines.base"):
+        for module in ("famr.data.loaders", "famr.baselines.base"):
             monkeypatch.setattr(f"{module}.gpu_pixels", stored)
         return sizes
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import famr
-from conftest import alg1, styled
+from conftest import NEEDS_CUDA, alg1, styled
 from famr.data import Data
 from famr.data.loaders import Batch
 from famr.data.splits import Splits
@@ -32,8 +32,7 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-6}
 """For sums of single precision in another order, after some steps."""
 CLOSE_ON_CUDA = {"rtol": 5e-3, "atol": 5e-4}
 """Against a CPU: images are resized by other kernels there."""
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-ENGINES = ["prefix", "distributed", "recorded", pytest.param("cuda", marks=CUDA)]
+ENGINES = ["prefix", "distributed", "recorded", pytest.param("cuda", marks=NEEDS_CUDA)]
 LATE = ("blocks.2.mlp.fc1.weight", "blocks.2.mlp.fc2.weight", "blocks.2.mlp.fc2.bias")
 VIT = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 2}
 
@@ -140,7 +139,7 @@ def largest_change(result: famr.Unlearned) -> float:
     [
         *product(["prefix", "recorded"], RUNS),
         *product(["distributed"], ["paper", "class", "style", "adam", "search"]),
-        *(pytest.param("cuda", name, marks=CUDA) for name in RUNS),
+        *(pytest.param("cuda", name, marks=NEEDS_CUDA) for name in RUNS),
     ],
     indirect=["engine"],
 )

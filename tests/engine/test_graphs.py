@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from conftest import NEEDS_CUDA
 from famr.data.loaders import Batch
 from famr.engine import graphs
 from famr.engine.graphs import SYNCHRONISES, GraphedStep
 from recorded_steps import NOT_CAPTURABLE, CpuRecording, record_on_cpu
 
 CPU = torch.device("cpu")
-NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 Step = Callable[..., Tensor]
 
 
@@ -158,7 +158,7 @@ def test_on_a_cpu_a_step_is_simply_called() -> None:
     assert not graphs.can_record(CPU)
 
 
-@NO_CUDA
+@NEEDS_CUDA
 def test_replayed_steps_are_the_called_ones_on_cuda() -> None:
     device = torch.device("cuda")
     called, replayed = torch.ones(3, device=device), torch.ones(3, device=device)
@@ -171,7 +171,7 @@ def test_replayed_steps_are_the_called_ones_on_cuda() -> None:
     assert len(graphed._recordings) == 2
 
 
-@NO_CUDA
+@NEEDS_CUDA
 def test_after_a_step_for_which_the_host_waits_the_device_is_as_before() -> None:
     device = torch.device("cuda")
 

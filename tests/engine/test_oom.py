@@ -32,7 +32,7 @@ MMAP_THRESHOLD = -3
 
 
 class Wide(nn.Module):
-    """Few weights, and 1.5 MB of activations an image."""
+    """Few weights, and 6 MB of activations an image: a step takes more than earlier tests can have left free."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Wide(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         wide = self.inner(images.flatten(1))[:, :, None] * self.scale
-        for _ in range(12):
+        for _ in range(48):
             wide = torch.tanh(wide)
         out: Tensor = self.head(wide.mean(dim=-1))
         return out
@@ -174,7 +174,7 @@ def test_the_gradient_of_micro_batches_is_that_of_the_batch_with_one_warning(red
     torch.testing.assert_close(value, whole.detach())
     torch.testing.assert_close(again, value)
     for ours, theirs in zip(gradient, torch.autograd.grad(whole, parameters), strict=True):
-        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
 
 
 @pytest.mark.parametrize("engine", [PlainEngine(CPU), PrefixEngine(CPU)])

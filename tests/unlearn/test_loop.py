@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 import famr
 from conftest import alg1
-from famr.data.loaders import order
+from famr.data.loaders import epoch_seed, order
 from famr.errors import NumericsError, RequestError
 from famr.losses.objective import target_kl, uniform_target
-from famr.optim.schedules import epoch_seed
 
 
 class Small(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from famr.anchors.base import Anchor, Source, require_source
 from famr.data import Images
-from famr.data.loaders import Batch, Batches
+from famr.data.loaders import Batch, Batches, epoch_seed
 from famr.data.splits import sample_per_class
 from famr.engine.base import Session
 from famr.losses.objective import Reduction
@@ -84,7 +84,7 @@ class FunctionAnchor(Anchor):
         """Pass after pass; a short last batch is left out, so that all have one size."""
         for turn in count():
             first = 0
-            for batch in self._batches(self._seed * 1_000_003 + turn):
+            for batch in self._batches(epoch_seed(self._seed, turn)):
                 first = first or len(batch.positions)
                 if len(batch.positions) >= first:
                     yield batch

@@ -63,14 +63,7 @@ def audit(
         compared = _compare(models, data, style, quick, shadows, costs)
         with costs("gates"):
             results = judge(compared, limits)
-            stated = ungated_measurements(compared)
-        if not quick:
-            with costs("cka"):
-                stated["cka"] = cka_by_layer(unlearned, original, retrained, data)
-        if shadows is not None and compared.u_lira is not None:
-            with costs("shadow attacks"):
-                ids = splits.forget.ids
-                stated["shadows"] = shadow_figures(shadows, compared.u_lira, compared.named, ids, seed)
+        stated = _ungated(models, data, compared, shadows, quick, costs)
     stated["power"] = power([each.name for each in results if each.verdicts.get("original", "fail") != "fail"])
     lines = notes(stated)
     if not data.enough:
@@ -78,6 +71,28 @@ def audit(
         results = [result.undecided(lines[-1]) for result in results]
     subject: dict[str, Any] = {"request": splits.request.to_json(), "thresholds": limits, "seed": seed, "quick": quick}
     return Audit(tuple(results), {**subject, **_digests(models)}, tuple(lines), stated, costs.seconds)
+
+
+def _ungated(
+    models: Mapping[str, Classifier],
+    data: AuditData,
+    compared: ComparedModels,
+    shadows: ShadowLogits | None,
+    quick: bool,
+    costs: Stopwatch,
+) -> dict[str, Any]:
+    """What is reported without a gate."""
+    with costs("gates"):
+        stated = ungated_measurements(compared)
+    if not quick:
+        retrained = [model for name, model in models.items() if is_reference(name)]
+        with costs("cka"):
+            stated["cka"] = cka_by_layer(models["unlearned"], models.get("original"), retrained, data)
+    if shadows is not None and compared.u_lira is not None:
+        with costs("shadow attacks"):
+            ids = data.splits.forget.ids
+            stated["shadows"] = shadow_figures(shadows, compared.u_lira, compared.named, ids, data.seed)
+    return stated
 
 
 def _digests(models: Mapping[str, Classifier]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from famr.data import Images
-from famr.data.loaders import EVALUATION_BATCH, Batches, image_batches, order
+from famr.data.loaders import EVALUATION_BATCH, Batches, epoch_seed, image_batches, order
 from famr.data.splits import Splits, sample_per_class
 from famr.engine.devices import deterministic, pick_device
 from famr.engine.inference import accuracy_on_images, predict_batches
@@ -32,7 +32,6 @@ from famr.metrics.forgetting import correct
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
 from famr.models.layers import head_of, trainable
-from famr.optim.schedules import epoch_seed
 from famr.training.steps import GradientSteps
 
 RECOVERED = 0.95

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import count
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,7 +15,14 @@ from famr.baselines.base import Baseline, BaselineOutput, BaselineRow, RunSettin
 from famr.baselines.costs import CostMeter
 from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
-from famr.data.loaders import EVALUATION_BATCH, Batch, Batches, gpu_pixels, image_batches, order, pixel_batches
+from famr.data.loaders import (
+    EVALUATION_BATCH,
+    Batch,
+    Batches,
+    epoch_seed,
+    image_batches,
+    training_batches,
+)
 from famr.data.splits import Splits
 from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import autocast
@@ -23,7 +31,6 @@ from famr.losses.objective import at_least_float32
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.models.classifier import logits_of
-from famr.optim.schedules import epoch_seed
 
 
 class MixedBatch(NamedTuple):
@@ -260,15 +267,9 @@ class BaselineSession:
 
     def _augmented(self, images: Images, size: int, seed: int | None, augmentation: Augmentation) -> Iterator[Batch]:
         preprocessing = self.model.require_preprocessing()
-        stored = gpu_pixels(images, preprocessing, self.device)
-        if stored is None:
-            batches = pixel_batches(images, preprocessing, size, self.device, seed)
-        else:
-            targets, indices = images.targets.to(self.device), order(len(images), seed).to(self.device)
-            batches = (Batch(stored[some], targets[some], some) for some in torch.split(indices, size))
-        for batch in batches:
-            views = augment(batch.images, preprocessing.crop, augmentation, self._views)
-            yield batch._replace(images=preprocessing.normalise(views))
+        view = partial(augment, size=preprocessing.crop, augmentation=augmentation, generator=self._views)
+        for batch in training_batches(images, preprocessing, size, self.device, view)(seed):
+            yield batch._replace(images=preprocessing.normalise(batch.images))
 
 
 class WeightBaseline(Baseline):

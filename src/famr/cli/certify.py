@@ -176,5 +176,5 @@ def require_same(run: Path, stored: Certificate, computed: Certificate) -> None:
 
 
 def _section(run: Path) -> str:
-    """The subfolder of a run's records: `training`, or `unlearning` where it was made to forget."""
+    """The subfolder of a run's records: `training`, or `unlearning` after an unlearning run."""
     return "training" if (run / "training/run.json").is_file() else "unlearning"

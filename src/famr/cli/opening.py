@@ -78,7 +78,7 @@ def open_splits(
         model: The model that is to forget, or that has forgotten.
         request: What to forget.
         source: The data.
-        earlier: What the model was made to forget before.
+        earlier: Requests that were unlearned before this one.
 
     Returns:
         The model with the class names that it shares with the data, and the sets.
@@ -159,7 +159,7 @@ def open_run(run: Path, moved: MovedOptions) -> OpenedRun:
 
 
 def earlier_requests(record: Mapping[str, Any]) -> list[EarlierRequest]:
-    """What the model of a run was made to forget before it.
+    """Requests that the model of a run had unlearned before it.
 
     Args:
         record: The content of run.json.

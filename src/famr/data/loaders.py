@@ -106,6 +106,22 @@ def order(count: int, seed: int | None) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Return a seed for the order of one epoch.
+
+    Args:
+        seed: The seed of the whole run.
+        epoch: The number of the epoch. Below 1,000,003, no two pairs (seed, epoch) share a result.
+
+    Returns:
+        A seed for `order`.
+
+    >>> epoch_seed(0, 3), epoch_seed(2, 3)
+    (3, 2000009)
+    """
+    return seed * 1_000_003 + epoch
+
+
 def image_batches(
     images: Images,
     preprocessing: Preprocessing,
@@ -273,6 +289,35 @@ def pixel_batches(
             yield next_batch()
 
 
+def training_batches(
+    images: Images,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    device: torch.device,
+    augment: Callable[[Tensor], Tensor] | None,
+) -> Callable[[int | None], Iterator[Batch]]:
+    """Passes over pixels of the model's size, not normalised; small images stay on a GPU between passes.
+
+    Args:
+        images: The set.
+        preprocessing: Of the model.
+        batch_size: Images of a batch; the last one may have fewer.
+        device: Where the batches are made.
+        augment: A random view of each image, of the model's size; None: the images as they are.
+    """
+    stored, targets = gpu_pixels(images, preprocessing, device), images.targets.to(device)
+
+    def one_pass(seed: int | None) -> Iterator[Batch]:
+        if stored is None:
+            for batch in pixel_batches(images, preprocessing, batch_size, device, seed):
+                yield batch if augment is None else batch._replace(images=augment(batch.images))
+            return
+        for positions in torch.split(order(len(images), seed).to(device), batch_size):
+            yield Batch((augment or preprocessing.fit)(stored[positions]), targets[positions], positions)
+
+    return one_pass
+
+
 def _load(images: Images, preprocessing: Preprocessing, positions: Tensor) -> tuple[Tensor, bool]:
     """Decoded images as one tensor, and whether they are resized already.
 
@@ -290,6 +335,31 @@ def _load(images: Images, preprocessing: Preprocessing, positions: Tensor) -> tu
     return torch.stack([pixels if fitted else preprocessing.fit(pixels) for pixels, fitted in loaded]), True
 
 
+def checked_pairs(loader: Iterable[LabelledImages]) -> Iterator[LabelledImages]:
+    """The batches of a user's loader that hold images.
+
+    Args:
+        loader: Yields (images, labels) batches.
+
+    Raises:
+        RequestError: It yields anything but pairs, or no images.
+    """
+    empty = True
+    for batch in loader:
+        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+            raise RequestError(
+                f"The forget loader must yield (images, labels), got {type(batch).__name__}.",
+                where="forget=",
+                fix="Yield a tensor of images and a tensor of class indices.",
+            )
+        images, labels = batch
+        if len(images):
+            empty = False
+            yield images, labels
+    if empty:
+        raise RequestError("The forget set is empty.", where="forget=", fix="Pass at least one (images, labels) batch.")
+
+
 def loader_batches(loader: Iterable[LabelledImages], device: torch.device, ranks: BatchShare = WHOLE_BATCH) -> Batches:
     """Passes over a user's batches; the loader is read once, and a seed draws the order of the batches.
 
@@ -303,21 +373,11 @@ def loader_batches(loader: Iterable[LabelledImages], device: torch.device, ranks
     """
     batches: list[Batch] = []
     first = 0
-    for batch in loader:
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-            raise RequestError(
-                f"The forget loader must yield (images, labels), got {type(batch).__name__}.",
-                where="forget=",
-                fix="Yield a tensor of images and a tensor of class indices.",
-            )
-        images, labels = batch
-        if len(images):
-            positions = torch.arange(first, first + len(images))
-            share = images[ranks.share(positions) - first] if ranks.size > 1 else images
-            batches.append(Batch(share.to(device), labels.to(device), positions))
-            first += len(labels)
-    if not batches:
-        raise RequestError("The forget set is empty.", where="forget=", fix="Pass at least one (images, labels) batch.")
+    for images, labels in checked_pairs(loader):
+        positions = torch.arange(first, first + len(images))
+        share = images[ranks.share(positions) - first] if ranks.size > 1 else images
+        batches.append(Batch(share.to(device), labels.to(device), positions))
+        first += len(labels)
     return lambda seed: (batches[index] for index in order(len(batches), seed).tolist())
 
 

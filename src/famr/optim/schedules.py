@@ -1,4 +1,4 @@
-"""Learning-rate schedules, and seeds for the order of each epoch.
+"""Learning-rate schedules.
 
 A schedule is a pure function of the step. It returns a factor on the peak learning rate η₀: η(t) = η₀ · factor(t).
 """
@@ -77,19 +77,3 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-
-
-def epoch_seed(seed: int, epoch: int) -> int:
-    """Return a seed for the order of one epoch.
-
-    Args:
-        seed: The seed of the whole run.
-        epoch: The number of the epoch. Below 1,000,003, no two pairs (seed, epoch) share a result.
-
-    Returns:
-        A seed for `famr.data.loaders.order`.
-
-    >>> epoch_seed(0, 3), epoch_seed(2, 3)
-    (3, 2000009)
-    """
-    return seed * 1_000_003 + epoch

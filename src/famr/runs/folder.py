@@ -158,7 +158,7 @@ def add_to_run(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def earlier_runs(folder: Path) -> tuple[EarlierRequest, ...]:
-    """Everything a run folder's model was made to forget, first run first.
+    """Requests that a run folder's model has unlearned, first run first.
 
     Args:
         folder: The folder.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
-from famr.data.loaders import Batch, gpu_pixels, order, pixel_batches
+from famr.data.loaders import Batch, epoch_seed, training_batches
 from famr.data.request import Request
 from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, autocast, deterministic, pick_device
@@ -26,7 +27,7 @@ from famr.metrics.tables import in_percent
 from famr.models import Classifier
 from famr.models.classifier import logits_of
 from famr.models.layers import blank_image, trainable
-from famr.optim.schedules import epoch_seed, warmup_cosine
+from famr.optim.schedules import warmup_cosine
 from famr.optim.state import load_optimiser_tensors, optimiser_tensors
 from famr.runs.card import front_matter, loading, plain
 from famr.runs.folder import environment, write_run
@@ -326,27 +327,12 @@ class _Run:
         hits = (logits.detach().argmax(dim=-1) == labels).float().mean()
         return torch.stack([loss, hits])
 
-    def _batches(self) -> Callable[[int], Iterator[Batch]]:
-        """Passes in random order over augmented pixels; small images stay on the GPU for the whole training."""
+    def _batches(self) -> Callable[[int | None], Iterator[Batch]]:
         preprocessing, training = self._model.require_preprocessing(), self._training
-        stored = gpu_pixels(self._images, preprocessing, self._device)
-        targets = self._images.targets.to(self._device)
-
-        def view(pixels: Tensor) -> Tensor:
-            if training.augmentation is not None:
-                return augment(pixels, preprocessing.crop, training.augmentation, self._views)
-            return pixels if stored is None else preprocessing.fit(pixels)
-
-        def one_pass(seed: int) -> Iterator[Batch]:
-            if stored is not None:
-                for positions in torch.split(order(len(self._images), seed).to(self._device), training.batch_size):
-                    yield Batch(view(stored[positions]), targets[positions], positions)
-                return
-            parts = pixel_batches(self._images, preprocessing, training.batch_size, self._device, seed)
-            for pixels, labels, positions in parts:
-                yield Batch(view(pixels), labels, positions)
-
-        return one_pass
+        view = None
+        if training.augmentation is not None:
+            view = partial(augment, size=preprocessing.crop, augmentation=training.augmentation, generator=self._views)
+        return training_batches(self._images, preprocessing, training.batch_size, self._device, view)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that training changes: weights, statistics, optimiser state, and random number generators."""

@@ -13,7 +13,7 @@ from famr._version import __version__
 from famr.anchors import Source
 from famr.config import ResolvedFAMR
 from famr.data import Images
-from famr.data.loaders import Batches, LabelledImages, order
+from famr.data.loaders import Batches, LabelledImages, checked_pairs, gradient_batch_size, order
 from famr.data.request import Kind, Request
 from famr.data.splits import EarlierRequest, Splits, sample_per_class
 from famr.engine.base import Session
@@ -118,7 +118,7 @@ class RunInputs:
             require_same_labels(original, splits)
         if sketch is not None:
             sketch.check(original)
-        batches = None if loader is None else _read_batches(loader)
+        batches = None if loader is None else tuple(checked_pairs(loader))
         return cls(splits, batches, _read_once(style_target), _read_once(anchor_images), sketch)
 
     def available(self) -> Available:
@@ -201,6 +201,14 @@ class RunInputs:
             config: The settings.
         """
         return None if self.splits is None else config.images_in_step(len(self.splits.forget))
+
+    def gradient_batch_size(self, config: ResolvedFAMR) -> int:
+        """Images at a time where the target and the anchors take gradients: no more memory than a step.
+
+        Args:
+            config: The settings.
+        """
+        return gradient_batch_size(self.step_size(config))
 
     def step_batches(self, session: Session, size: int) -> Batches:
         """Passes over the forget set for steps.
@@ -286,22 +294,6 @@ class RunInputs:
 def _read_once(source: Source | None) -> Source | None:
     """Images as they are; batches as a tuple, as several anchors may read them."""
     return source if source is None or isinstance(source, Images) else tuple(source)
-
-
-def _read_batches(loader: Iterable[LabelledImages]) -> tuple[LabelledImages, ...]:
-    batches = []
-    for batch in loader:
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-            raise RequestError(
-                f"The forget loader must yield (images, labels), got {type(batch).__name__}.",
-                where="forget=",
-                fix="Yield a tensor of images and a tensor of class indices.",
-            )
-        if len(batch[0]):
-            batches.append((batch[0], batch[1]))
-    if not batches:
-        raise RequestError("The forget set is empty.", where="forget=", fix="Pass at least one (images, labels) batch.")
-    return tuple(batches)
 
 
 def _digest(tensor: torch.Tensor) -> str:

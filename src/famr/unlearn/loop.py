@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from famr.data.loaders import Batch
+from famr.data.loaders import Batch, epoch_seed
 from famr.engine.finite import require_finite_steps
 from famr.optim import OPTIMISERS
-from famr.optim.schedules import epoch_seed
 from famr.unlearn.problem import Problem
 
 

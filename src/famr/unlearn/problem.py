@@ -12,9 +12,10 @@ from torch import Tensor
 from famr.anchors import ANCHORS, AnchorInputs, AnchorTerm, FunctionAnchor, WeightAnchor, original_weights
 from famr.config import ResolvedFAMR
 from famr.data import Images
-from famr.data.loaders import Batches, gradient_batch_size, order
+from famr.data.loaders import Batches, order
 from famr.engine.base import Session
 from famr.metrics.predictions import Predictions
+from famr.models.activations import LayerOutput
 from famr.targets import TARGETS, Target, TargetInputs
 from famr.unlearn.edited import edited_parameters
 from famr.unlearn.inputs import RunInputs
@@ -95,21 +96,7 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
         forget = inputs.forget_batches(session)
         calibration = inputs.calibration_images()
         held_out = None if calibration is None else session.evaluation_batches(calibration)
-        batch_size = gradient_batch_size(inputs.step_size(config))  # target and anchors take no more memory than a step
-
-        target_inputs = TargetInputs(
-            session=session,
-            forget_batches=forget,
-            held_out_batches=held_out,
-            sketched=None if inputs.sketch is None else inputs.sketch.held_out,
-            retained=None if inputs.splits is None else inputs.splits.retain,
-            style=style,
-            forgotten=inputs.forgotten,
-            forgets_classes=inputs.forgets_classes,
-            temperature=config.temperature,
-            overshoot=config.overshoot,
-        )
-        target = TARGETS[config.target].build(target_inputs)
+        target = _target(session, inputs, config, style, forget, held_out)
         config = replace(config, temperature=target.temperature)
         objective = ForgetObjective(
             session=session,
@@ -117,32 +104,61 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
             target=target.probabilities.to(session.device),
             demoted=torch.tensor(inputs.forgotten, device=session.device) if config.demotion else None,
             style=style,
-            gram_target=None if style is None else neutral_gram(session, inputs, style, batch_size),
+            gram_target=None if style is None else neutral_gram(session, inputs, style, config),
         )
         if config.balance_beta:
             config = replace(config, beta=objective.balanced_beta(forget), balance_beta=False)
             objective = replace(objective, config=config)
-
-        original, source = original_weights(session), inputs.anchor_source()
-        sample = source.take(order(len(source), seed)[: config.fisher_images]) if isinstance(source, Images) else source
-        statistics = None if inputs.sketch is None else inputs.sketch.fisher
-        anchor_inputs = AnchorInputs(session, original, sample, statistics, seed, batch_size)
-        weight_anchor = ANCHORS[config.anchor].build(anchor_inputs)
-        function_anchor = None
-        if config.function_strength:
-            function_anchor = FunctionAnchor.build(session, source, config.function_images, config.step_size, seed)
-
-        available = inputs.available()
+        original, available = original_weights(session), inputs.available()
         yield Problem(
             session=session,
             config=config,
             objective=objective,
             target=target,
             original=original,
-            weight_anchor=weight_anchor,
-            function_anchor=function_anchor,
+            weight_anchor=_weight_anchor(session, original, inputs, config, seed),
+            function_anchor=_function_anchor(session, inputs, config, seed),
             steps=inputs.step_batches(session, config.step_size(available.forget_images)),
             steps_per_epoch=available.steps(config.batch_size),
             forget=forget,
             held_out=held_out,
         )
+
+
+def _target(
+    session: Session,
+    inputs: RunInputs,
+    config: ResolvedFAMR,
+    style: LayerOutput | None,
+    forget: Batches,
+    held_out: Batches | None,
+) -> Target:
+    target_inputs = TargetInputs(
+        session=session,
+        forget_batches=forget,
+        held_out_batches=held_out,
+        sketched=None if inputs.sketch is None else inputs.sketch.held_out,
+        retained=None if inputs.splits is None else inputs.splits.retain,
+        style=style,
+        forgotten=inputs.forgotten,
+        forgets_classes=inputs.forgets_classes,
+        temperature=config.temperature,
+        overshoot=config.overshoot,
+    )
+    return TARGETS[config.target].build(target_inputs)
+
+
+def _weight_anchor(
+    session: Session, original: Sequence[Tensor], inputs: RunInputs, config: ResolvedFAMR, seed: int
+) -> WeightAnchor:
+    source = inputs.anchor_source()
+    sample = source.take(order(len(source), seed)[: config.fisher_images]) if isinstance(source, Images) else source
+    statistics = None if inputs.sketch is None else inputs.sketch.fisher
+    batch_size = inputs.gradient_batch_size(config)
+    return ANCHORS[config.anchor].build(AnchorInputs(session, original, sample, statistics, seed, batch_size))
+
+
+def _function_anchor(session: Session, inputs: RunInputs, config: ResolvedFAMR, seed: int) -> FunctionAnchor | None:
+    if not config.function_strength:
+        return None
+    return FunctionAnchor.build(session, inputs.anchor_source(), config.function_images, config.step_size, seed)

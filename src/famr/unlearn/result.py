@@ -212,7 +212,7 @@ def unlearned_card(result: Unlearned, scores: Scores | None) -> str:
     ]
     if result.earlier:
         before = ", ".join(plain(run.request.describe()) for run in result.earlier)
-        parts.append(f"It had been made to forget before: {before}.\n")
+        parts.append(f"Unlearned before: {before}.\n")
     if scores is not None:
         models = {"original": scores.original, "unlearned": scores.unlearned, "retrained": scores.retrained}
         parts.append("| model | " + " | ".join(COLUMNS.values()) + " |")

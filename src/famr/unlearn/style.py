@@ -35,14 +35,14 @@ def capture_style(session: Session, config: ResolvedFAMR) -> Iterator[LayerOutpu
         yield style
 
 
-def neutral_gram(session: Session, inputs: RunInputs, style: LayerOutput, batch_size: int) -> Tensor:
+def neutral_gram(session: Session, inputs: RunInputs, style: LayerOutput, config: ResolvedFAMR) -> Tensor:
     """G_target: the mean Gram matrix over images of a neutral style.
 
     Args:
         session: The network at θ₀.
         inputs: Has these images.
         style: Reads the style layer.
-        batch_size: Images at a time, at most.
+        config: Says how many images a step takes; no more are taken here at a time.
 
     Raises:
         RequestError: There are none.
@@ -55,7 +55,7 @@ def neutral_gram(session: Session, inputs: RunInputs, style: LayerOutput, batch_
             fix="Give the retained images, or a folder with --style-target.",
         )
     if isinstance(source, Images):
-        batches = session.image_batches(source, batch_size)
+        batches = session.image_batches(source, inputs.gradient_batch_size(config))
     else:
         batches = loader_batches(source, session.device)
     return mean_gram(session.model.module, style, batches(None))
