@@ -1,7 +1,8 @@
-"""Seconds of whole calls of `famr.forget` with the famr that is on PYTHONPATH: two editions on one workload.
+"""Two editions of famr, the one on PYTHONPATH each time: seconds of whole calls of `famr.forget`, and its results.
 
     PYTHONPATH=first/src  python -m benchmarks.editions first tiny --output benchmarks/results/editions-h200.json
     PYTHONPATH=second/src python -m benchmarks.editions second tiny --output benchmarks/results/editions-h200.json
+    … first cifar100 --data DIR --model RUN --output …     results on three classes of CIFAR-100, from one original
 
 A class of 500 images is forgotten by the default method in 10 epochs, from a ViT with random weights, beside 2,000
 retained and 500 held-out images of 99 classes, made up and in memory. The first call of the process stands apart, four
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from PIL import Image
 import famr
 
 FORGET, RETAINED, HELD_OUT, SIDE = 500, 2000, 500, 224
+CLASSES = ("apple", "house", "streetcar")
 LABELS = tuple(f"class {index}" for index in range(100))
 
 
@@ -69,11 +71,29 @@ def measure(size: str) -> dict[str, Any]:
     return {"model": f"vit_{size}", "fresh": seconds[0], "warm": seconds[1:], "steps": steps}
 
 
+def results(data: Path, run: Path) -> list[dict[str, Any]]:
+    """The metrics after one class is forgotten, for three classes, two methods and two seeds."""
+    model, images = famr.load_model(str(run)), famr.open_data(f"parquet:{data}", label_column="label")
+    cells = []
+    for name in CLASSES:
+        splits = famr.split(images, famr.Request(classes=[name]))
+        for method, settings in (("default", famr.FAMR()), ("paper", famr.FAMR.paper())):
+            for seed in (0, 1):
+                result = famr.forget(model, splits, settings, seed=seed)
+                scores = asdict(famr.evaluate(result, splits).unlearned)
+                values = {name: value for name, value in scores.items() if isinstance(value, float)}
+                cells.append({"class": name, "method": method, "seed": seed, **values})
+                print(cells[-1], flush=True)
+    return cells
+
+
 def main() -> None:
     """One process measures one model, so that its first call is fresh."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("edition", choices=["first", "second"])
-    parser.add_argument("size", choices=["tiny", "base", "large"])
+    parser.add_argument("size", choices=["tiny", "base", "large", "cifar100"])
+    parser.add_argument("--data", type=Path, help="CIFAR-100 as Parquet files")
+    parser.add_argument("--model", type=Path, help="run folder of a model trained on it")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     content: dict[str, Any] = {"benchmark": "editions", "command": "python -m benchmarks.editions", "cells": []}
@@ -81,7 +101,11 @@ def main() -> None:
         content = json.loads(arguments.output.read_text(encoding="utf-8"))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     content["environment"] = {"hardware": device, "torch": torch.__version__}
-    content["cells"].append({"edition": arguments.edition, **measure(arguments.size)})
+    if arguments.size == "cifar100":
+        rows = [{"edition": arguments.edition, **cell} for cell in results(arguments.data, arguments.model)]
+        content["results"] = content.get("results", []) + rows
+    else:
+        content["cells"].append({"edition": arguments.edition, **measure(arguments.size)})
     arguments.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

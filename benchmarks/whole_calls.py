@@ -437,7 +437,39 @@ def editions_page(name: str, content: dict[str, Any]) -> str:
         "## Seconds of a call: first of a process / median of four warm ones",
         markdown_table(rows),
     ]
+    if "results" in content:
+        parts += [
+            "## Metrics of both editions from one original",
+            "ViT-Ti/16 fine-tuned on CIFAR-100, one class forgotten; means over three classes and two seeds, and the "
+            "largest difference between two seeds of one edition beside the largest between the editions.",
+            markdown_table(_edition_results(content["results"])),
+        ]
     return "\n\n".join(parts) + "\n"
+
+
+def _edition_results(cells: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Means of both editions, and how far they are apart."""
+    metrics = [name for name, value in cells[0].items() if isinstance(value, float)]
+    values = {(c["edition"], c["method"], c["class"], c["seed"], name): c[name] for c in cells for name in metrics}
+    classes, rows = sorted({cell["class"] for cell in cells}), []
+    for method in sorted({cell["method"] for cell in cells}):
+        for name in metrics:
+            pair = [[[values[e, method, c, s, name] for s in (0, 1)] for c in classes] for e in ("first", "second")]
+            means = [statistics.mean(value for seeds in edition for value in seeds) for edition in pair]
+            seeds = max(abs(one - other) for edition in pair for one, other in edition)
+            editions = max(
+                abs(a - b) for ones, others in zip(*pair, strict=True) for a, b in zip(ones, others, strict=True)
+            )
+            rows.append((method, name.replace("_", " "), *(f"{value:.4f}" for value in (*means, seeds, editions))))
+    head = (
+        "method",
+        "metric",
+        "first edition",
+        "second edition",
+        "between seeds, at most",
+        "between editions, at most",
+    )
+    return [head, *rows]
 
 
 def _seconds(cells: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
