@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import famr
+from conftest import NEEDS_CUDA
 from famr.data import Data, Images
 from famr.data.augmentation import Augmentation, augment
 from famr.errors import NumericsError, RequestError
@@ -38,6 +40,16 @@ def test_the_same_seed_trains_the_same_model(digits: Data) -> None:
         famr.fit(model, digits.train, training, seed=s, device="cpu").model.digest() for s in (0, 0, 1)
     )
     assert first == again != other
+
+
+@NEEDS_CUDA
+def test_on_cuda_steps_are_recorded_from_the_first_training_of_a_process_on(digits: Data) -> None:
+    from famr.data.transforms import _constants
+
+    _constants.cache_clear()  # as in a fresh process
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "The steps of this network run one by one …"
+        famr.fit(start(digits), digits.train, famr.Training(epochs=1), device="cuda")
 
 
 def test_the_given_model_is_not_trained_in_place(digits: Data) -> None:

@@ -107,7 +107,7 @@ def test_a_step_for_which_the_host_waits_is_called_with_one_warning_and_never_re
     graphed = GraphedStep(waits, CPU, warmup)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as a network that is compiled in its first steps may wait there
-        for _ in range(warmup - 1):
+        for _ in range(warmup):  # the last of these is looked at, and waits for what may be copied once
             graphed([torch.ones(3)])
     with pytest.warns(UserWarning, match="run one by one.*the host waits for the device at .*test_graphs"):
         assert float(graphed([torch.ones(3)])) == 3
@@ -115,6 +115,24 @@ def test_a_step_for_which_the_host_waits_is_called_with_one_warning_and_never_re
         warnings.simplefilter("ignore")  # of the step itself
         assert [float(graphed([torch.full((3,), value)])) for value in (2.0, 3.0)] == [6.0, 9.0]
     assert CpuRecording.made == 0
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_step_that_waits_in_its_first_call_alone_is_recorded() -> None:
+    """As one that copies constants to the device when it is first called."""
+    calls = []
+
+    def copies_once(images: Tensor) -> Tensor:
+        if not calls:
+            warnings.warn(SYNCHRONISES, stacklevel=1)
+        calls.append(images)
+        return images.sum()
+
+    graphed = GraphedStep(copies_once, CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [float(graphed([torch.full((3,), value)])) for value in (1.0, 2.0, 3.0, 4.0)] == [3.0, 6.0, 9.0, 12.0]
+    assert CpuRecording.made == 1
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -179,6 +197,7 @@ def test_after_a_step_for_which_the_host_waits_the_device_is_as_before() -> None
         return images.sum() if float(images.sum()) > 0 else images.mean()
 
     graphed = GraphedStep(waits, device)
+    graphed([torch.ones(3, device=device)])
     with pytest.warns(UserWarning, match="the host waits for the device at .*test_graphs"):
         graphed([torch.ones(3, device=device)])
     assert float(graphed([torch.ones(3, device=device)])) == 3

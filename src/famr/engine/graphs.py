@@ -124,6 +124,7 @@ class GraphedStep:
         self._recordable = can_record(device)
         self._calls: Counter[Shapes] = Counter()
         self._recordings: dict[Shapes, Recording] = {}
+        self._waited_before: set[Shapes] = set()
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
         """Run the step.
@@ -142,12 +143,14 @@ class GraphedStep:
                 return self._recordings[shapes].replay(inputs)
             inputs = [tensor.to(self._device) for tensor in inputs]
             last = self._recordable and self._calls[shapes] == self._warmup
-            return self._last_warmup(inputs) if last else self._step(*inputs)
+            return self._last_warmup(shapes, inputs) if last else self._step(*inputs)
 
-    def _last_warmup(self, inputs: Sequence[Tensor]) -> Tensor:
+    def _last_warmup(self, shapes: Shapes, inputs: Sequence[Tensor]) -> Tensor:
         """Call the step and notice whether the host waits for the device in it, as no recorded step can.
 
-        Such a step is not even tried: before version 2.12, torch is left without random numbers by a failed capture.
+        A step may copy constants to the device in its first call, and waits for them once: it is warmed up once more.
+        One that waits again is not even tried: before version 2.12, torch is left without random numbers by a failed
+        capture.
         """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -161,7 +164,10 @@ class GraphedStep:
         for warning in caught:
             if warning not in waits and PROTOTYPE not in str(warning.message):
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        if waits:
+        if waits and shapes not in self._waited_before:
+            self._waited_before.add(shapes)
+            self._calls[shapes] -= 1
+        elif waits:
             self._give_up(f"the host waits for the device at {waits[0].filename}:{waits[0].lineno}")
         return result
 
