@@ -1,23 +1,78 @@
-"""`audit`: the unlearned model, the original and retrained models at the same gates."""
+"""`audit`: the unlearned model, controls and retrained models at the same gates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from famr.audit.audit_data import AuditData, require_comparable
-from famr.audit.comparison import ComparedModels
-from famr.audit.costs import Stopwatch
-from famr.audit.measurements import is_reference, measure_models
+from famr.audit.comparison import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, RETRAINED, UNLEARNED, ComparedModels
+from famr.audit.controls import collapsed, head_only_edit, learned_enough
+from famr.audit.costs import OnPart, Stopwatch
+from famr.audit.measurements import ModelMeasurements, is_reference, measure_models
+from famr.audit.references import (
+    Reference,
+    ReferenceFacts,
+    reference_facts,
+    require_own_models,
+    require_own_predictions,
+    retained_accuracy,
+)
+from famr.audit.roc import RocSummary
 from famr.audit.shadow_attacks import shadow_figures, u_lira_by_kind
 from famr.audit.shadow_logits import ShadowLogits
 from famr.audit.style_probe import StyleLayer
-from famr.audit.ungated import cka_by_layer, notes, power, ungated_measurements
-from famr.audit.verdict import Audit, judge, read_thresholds
+from famr.audit.ungated import cka_by_layer, notes, ungated_measurements
+from famr.audit.verdict import (
+    FEWEST_REFERENCES,
+    Audit,
+    head_only_escapes,
+    judge,
+    read_thresholds,
+    stricter_thresholds,
+)
 from famr.data.splits import Splits
 from famr.engine.devices import deterministic, pick_device
 from famr.errors import RequestError
 from famr.models import Classifier
+
+
+@dataclass(frozen=True, eq=False)
+class Against:
+    """The models that an unlearned one is compared with.
+
+    Attributes:
+        original: The model before unlearning; it shows which gates have any power.
+        retrained: Models trained without the forget set; without one, gates that need it cannot tell.
+        never_saw: A model trained without the forget set for a fraction of the epochs; it shows which gates measure
+            the length of training.
+    """
+
+    original: Classifier | None = None
+    retrained: Sequence[Classifier | Reference] = ()
+    never_saw: Classifier | Reference | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AuditSettings:
+    """How an audit is made.
+
+    Attributes:
+        style: The layer from which a forgotten style is read; only for style requests.
+        quick: Leave out relearning, the attacks that train, rounding, export and CKA.
+        thresholds: By the name of the gate, in place of its own; none may be looser.
+        seed: Of all draws and bootstraps.
+        device: None: the best there is.
+        on_part: Called when a part of the work is done, with the seconds that are left.
+    """
+
+    style: StyleLayer | None = None
+    quick: bool = False
+    thresholds: Mapping[str, float] | None = None
+    seed: int = 0
+    device: str | None = None
+    on_part: OnPart | None = None
 
 
 def audit(
@@ -25,52 +80,201 @@ def audit(
     splits: Splits,
     *,
     original: Classifier | None = None,
-    retrained: Sequence[Classifier] = (),
+    retrained: Sequence[Classifier | Reference] = (),
+    never_saw: Classifier | Reference | None = None,
     shadows: ShadowLogits | None = None,
     style: StyleLayer | None = None,
     quick: bool = False,
     thresholds: Mapping[str, float] | None = None,
     seed: int = 0,
     device: str | None = None,
+    on_part: OnPart | None = None,
 ) -> Audit:
     """Compare an unlearned model with retrained ones, gate by gate; no model is changed.
+
+    It passes only against at least five retrained models that a training record shows to have been trained without the
+    forget set, beside the original, with all parts, and with every gate that counts.
 
     Args:
         unlearned: The model under audit.
         splits: The request's sets, with labels, retained and held-out images.
-        original: The model before unlearning; it shows which gates have any power.
-        retrained: Models trained without the forget set; without one, gates that need it cannot tell.
+        original: As in `Against`.
+        retrained: As in `Against`.
+        never_saw: As in `Against`.
         shadows: Logits of shadow models on the forget set, for LiRA, U-LiRA and KLoM.
-        style: The layer from which a forgotten style is read; only for style requests.
-        quick: Leave out relearning, rounding, export and CKA.
-        thresholds: By the name of the gate, in place of its own.
-        seed: Of all draws and bootstraps.
-        device: None: the best there is.
+        style: As in `AuditSettings`.
+        quick: As in `AuditSettings`.
+        thresholds: As in `AuditSettings`.
+        seed: As in `AuditSettings`.
+        device: As in `AuditSettings`.
+        on_part: As in `AuditSettings`.
 
     Raises:
-        RequestError: Without the whole data, or with a style layer and no style.
+        RequestError: Without the whole data, with a style layer and no style, for looser thresholds, or for a reference
+            that is a copy of another model or saw the forget set.
         CheckpointError: For models of different architectures or label maps.
     """
-    limits = {**read_thresholds(), **(thresholds or {})}
-    before = {} if original is None else {"original": original}
-    models = {"unlearned": unlearned, **before, **{f"retrained {index}": each for index, each in enumerate(retrained)}}
-    require_comparable(models, splits)
-    data = AuditData.draw(splits, seed, pick_device(device or "auto"))
-    if style is not None and splits.request.style is None:
+    against = Against(original, retrained, never_saw)
+    settings = AuditSettings(style, quick, thresholds, seed, device, on_part)
+    given = {} if shadows is None else {UNLEARNED: shadows}
+    return audit_methods({UNLEARNED: unlearned}, splits, against, settings, given)[UNLEARNED]
+
+
+def audit_methods(
+    unlearned: Mapping[str, Classifier],
+    splits: Splits,
+    against: Against,
+    settings: AuditSettings | None = None,
+    shadows: Mapping[str, ShadowLogits] | None = None,
+) -> dict[str, Audit]:
+    """Audits of several methods' results for one request; the other models are measured once.
+
+    Args:
+        unlearned: The models under audit, by the name of the method.
+        splits: As for `audit`.
+        against: What they are compared with.
+        settings: None: the defaults.
+        shadows: As for `audit`, by the name of the method.
+
+    Returns:
+        By the name of the method.
+
+    Raises:
+        RequestError: As for `audit`.
+        CheckpointError: As for `audit`.
+    """
+    settings = settings or AuditSettings()
+    limits = {**read_thresholds(), **stricter_thresholds(settings.thresholds or {})}
+    if settings.style is not None and splits.request.style is None:
         raise RequestError("No style was forgotten.", where=splits.request.describe(), fix="Leave the style layer out.")
-    costs = Stopwatch()
-    with deterministic(seed):
-        compared = _compare(models, data, style, quick, shadows, costs)
+    given = _GivenModels.of(unlearned, against, splits)
+    data = AuditData.draw(splits, settings.seed, pick_device(settings.device or "auto"))
+    costs = Stopwatch(settings.on_part)
+    with deterministic(settings.seed):
+        measured = measure_models(given.models, data, settings.style, settings.quick, costs)
+        require_own_predictions(measured, list(given.trained_alone))
+        facts = given.facts(measured, splits)
+        compared = _compare(measured, data, tuple(unlearned), shadows or {}, costs)
         with costs("gates"):
-            results = judge(compared, limits)
-        stated = _ungated(models, data, compared, shadows, quick, costs)
-    stated["power"] = power([each.name for each in results if each.verdicts.get("original", "fail") != "fail"])
-    lines = notes(stated)
-    if not data.enough:
-        lines.append(f"{len(splits.forget)} forget images are too few for a verdict.")
-        results = [result.undecided(lines[-1]) for result in results]
-    subject: dict[str, Any] = {"request": splits.request.to_json(), "thresholds": limits, "seed": seed, "quick": quick}
-    return Audit(tuple(results), {**subject, **_digests(models)}, tuple(lines), stated, costs.seconds)
+            judged = judge(compared, limits)
+        audits = {}
+        for method, results in judged.items():
+            own_shadows = (shadows or {}).get(method)
+            alone = compared.alone(method)
+            models = {UNLEARNED: given.models[method], **given.others(unlearned)}
+            stated = _ungated(models, data, alone, own_shadows, settings.quick, costs)
+            stated["controls"] = _controls(alone, facts)
+            obstacles = [_too_few(facts), _not_shown(facts), *_left_out(against.original is not None, settings.quick)]
+            lines = notes(stated)
+            if not data.enough:
+                lines.append(f"{len(splits.forget)} forget images are too few for a verdict.")
+                results = [result.undecided(lines[-1]) for result in results]
+            obstacles.append(head_only_escapes(results))
+            subject = {
+                "request": splits.request.to_json(),
+                "thresholds": limits,
+                "seed": settings.seed,
+                "quick": settings.quick,
+                **given.digests_for(method),
+                "references": [each.to_json() for name, each in facts.items() if is_reference(name)],
+                "controls": stated["controls"]["models"],
+                "images": data.to_json(),
+            }
+            known = tuple(each for each in obstacles if each)
+            audits[method] = Audit(tuple(results), subject, tuple(lines), stated, dict(costs.seconds), known)
+    return audits
+
+
+@dataclass(frozen=True, eq=False)
+class _GivenModels:
+    """All models of an audit by name, checked to be comparable and each a model of its own."""
+
+    models: Mapping[str, Classifier]
+    trained_alone: Mapping[str, Reference]
+    digests: Mapping[str, str]
+
+    @classmethod
+    def of(cls, unlearned: Mapping[str, Classifier], against: Against, splits: Splits) -> _GivenModels:
+        """Name them, check them, and make the edit of the head."""
+        trained_alone = {f"{RETRAINED} {index}": Reference.of(each) for index, each in enumerate(against.retrained)}
+        if against.never_saw is not None:
+            trained_alone[NEVER_SAW] = Reference.of(against.never_saw)
+        models = {**unlearned, **({} if against.original is None else {ORIGINAL: against.original})}
+        models |= {name: reference.model for name, reference in trained_alone.items()}
+        require_comparable(models, splits)
+        digests = require_own_models(models, list(trained_alone))
+        if against.original is not None and splits.forgets_classes():
+            edited = head_only_edit(against.original, splits.forgotten_classes())
+            models |= {} if edited is None else {HEAD_ONLY: edited}
+        return cls(models, trained_alone, digests)
+
+    def others(self, unlearned: Mapping[str, Classifier]) -> dict[str, Classifier]:
+        """All but the models under audit."""
+        return {name: model for name, model in self.models.items() if name not in unlearned}
+
+    def facts(self, measured: Mapping[str, ModelMeasurements], splits: Splits) -> dict[str, ReferenceFacts]:
+        """What shows that references and the never-saw model did not see the forget set."""
+        original = measured.get(ORIGINAL)
+        return {
+            name: reference_facts(each, name, measured[name], original, splits, self.digests[name])
+            for name, each in self.trained_alone.items()
+        }
+
+    def digests_for(self, method: str) -> dict[str, Any]:
+        """SHA-256 of the weights of the models of one audit."""
+        return {
+            "unlearned_sha256": self.digests[method],
+            "original_sha256": self.digests.get(ORIGINAL),
+            "retrained_sha256": [digest for name, digest in self.digests.items() if is_reference(name)],
+        }
+
+
+def _too_few(facts: Mapping[str, ReferenceFacts]) -> str | None:
+    """Why there are too few references for an audit to pass; None where there are enough."""
+    count = sum(is_reference(name) for name in facts)
+    if count >= FEWEST_REFERENCES:
+        return None
+    return (
+        f"There are {count} retrained models; with fewer than {FEWEST_REFERENCES} there is no bound for what one more "
+        "would show."
+    )
+
+
+def _not_shown(facts: Mapping[str, ReferenceFacts]) -> str | None:
+    """Which references are not shown to be any; None where all are."""
+    names = [name for name, each in facts.items() if each.not_shown]
+    if not names:
+        return None
+    reason = facts[names[0]].not_shown[0]
+    return f"Of {len(names)} models ({', '.join(names)}) it is not shown that they never saw the forget set: {reason}."
+
+
+def _left_out(has_original: bool, quick: bool) -> list[str]:
+    """What an audit cannot pass without."""
+    sentences = []
+    if not has_original:
+        sentences.append("Without the original it is not known which gates have power.")
+    if quick:
+        sentences.append("A quick audit leaves out the strongest attacks.")
+    return sentences
+
+
+def _controls(compared: ComparedModels, facts: Mapping[str, ReferenceFacts]) -> dict[str, Any]:
+    """The controls, and what they are."""
+    models: dict[str, Any] = {}
+    for name in (ORIGINAL, HEAD_ONLY, COLLAPSED):
+        if name in compared.audited:
+            models[name] = {"made_of": "given" if name == ORIGINAL else "the audit's own"}
+    if compared.references:
+        models[RETRAINED] = {"models": len(compared.references)}
+    if NEVER_SAW in facts:
+        models[NEVER_SAW] = {**facts[NEVER_SAW].to_json(), "used": NEVER_SAW in compared.audited}
+    return {
+        "needs_retrained": False,
+        "says": "Models of which it is known what a gate has to say: original, head only and collapsed must fail, "
+        "retrained and never saw must pass.",
+        "models": models,
+    }
 
 
 def _ungated(
@@ -87,7 +291,7 @@ def _ungated(
     if not quick:
         retrained = [model for name, model in models.items() if is_reference(name)]
         with costs("cka"):
-            stated["cka"] = cka_by_layer(models["unlearned"], models.get("original"), retrained, data)
+            stated["cka"] = cka_by_layer(models[UNLEARNED], models.get(ORIGINAL), retrained, data)
     if shadows is not None and compared.u_lira is not None:
         with costs("shadow attacks"):
             ids = data.splits.forget.ids
@@ -95,30 +299,24 @@ def _ungated(
     return stated
 
 
-def _digests(models: Mapping[str, Classifier]) -> dict[str, Any]:
-    """SHA-256 of the weights of all models."""
-    digests = {name: model.digest() for name, model in models.items()}
-    return {
-        "unlearned_sha256": digests["unlearned"],
-        "original_sha256": digests.get("original"),
-        "retrained_sha256": [digest for name, digest in digests.items() if is_reference(name)],
-    }
-
-
 def _compare(
-    models: Mapping[str, Classifier],
+    measured: Mapping[str, ModelMeasurements],
     data: AuditData,
-    style: StyleLayer | None,
-    quick: bool,
-    shadows: ShadowLogits | None,
+    methods: tuple[str, ...],
+    shadows: Mapping[str, ShadowLogits],
     costs: Stopwatch,
 ) -> ComparedModels:
-    """Everything that is measured on the models, side by side."""
-    measured = measure_models(models, data, style, quick, costs)
-    u_lira = None
-    if shadows is not None:
-        with costs("shadow attacks"):
-            u_lira = u_lira_by_kind(shadows, data.seed)
+    """Everything that was measured on the models, side by side, with the controls that can be used."""
+    u_lira: dict[str, RocSummary | str] = {}
+    with costs("shadow attacks"):
+        for method, logits in shadows.items():
+            by_kind = u_lira_by_kind(logits, data.seed)
+            u_lira |= {**by_kind, method: by_kind[UNLEARNED]}
     audited = {name: model for name, model in measured.items() if not is_reference(name)}
     references = [model for name, model in measured.items() if is_reference(name)]
-    return ComparedModels(data.splits, audited, references, data.seed, u_lira)
+    if NEVER_SAW in audited:
+        accuracies = [retained_accuracy(each) for each in references]
+        if not learned_enough(retained_accuracy(audited[NEVER_SAW]), accuracies):
+            del audited[NEVER_SAW]  # stated as not used
+    compared = ComparedModels(data.splits, audited, references, data.seed, u_lira or None, methods)
+    return compared.with_control(COLLAPSED, collapsed(compared.unlearned))

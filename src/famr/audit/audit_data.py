@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from famr.data.splits import Splits
 from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
+from famr.runs.training_record import ids_digest
 
 RETAINED_IMAGES = 5000
 HELD_OUT_IMAGES = 10_000
@@ -67,6 +69,13 @@ class AuditData:
             seed,
             device,
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """How many images of each set there are, and the digest of their ids: audits of other images can be told."""
+        sets = {"forget": self.splits.forget, "retained": self.retain, "held_out": self.test}
+        if self.splits.forget_test is not None:
+            sets["held_out_forgotten"] = self.splits.forget_test
+        return {name: {"count": len(images), "ids_sha256": ids_digest(images.ids)} for name, images in sets.items()}
 
     @property
     def enough(self) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.roc import RocSummary
 from famr.data.splits import Splits
+
+UNLEARNED, ORIGINAL, RETRAINED = "unlearned", "original", "retrained"
+NEVER_SAW, HEAD_ONLY, COLLAPSED = "never saw", "head only", "collapsed"
+"""Names of models in an audit: the one under audit, the one before, the references, and three controls."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,10 +20,11 @@ class ComparedModels:
 
     Attributes:
         splits: The request's sets.
-        audited: By name: unlearned, and original where it was given.
+        audited: By name: unlearned, and the original and further controls where there are any.
         references: Models retrained without the forget set.
         seed: Of bootstrap and draws.
         u_lira: U-LiRA's figures by kind of model, or why there are none; None without shadow models.
+        methods: Which of the audited models are results of unlearning; the others are controls.
     """
 
     splits: Splits
@@ -27,18 +32,48 @@ class ComparedModels:
     references: Sequence[ModelMeasurements]
     seed: int
     u_lira: Mapping[str, RocSummary | str] | None = None
+    methods: tuple[str, ...] = (UNLEARNED,)
 
     @property
     def unlearned(self) -> ModelMeasurements:
-        """The unlearned model."""
-        return self.audited["unlearned"]
+        """The unlearned model, the first of several."""
+        return self.audited[self.methods[0]]
 
     @property
     def original(self) -> ModelMeasurements | None:
         """The original; None where it was not given."""
-        return self.audited.get("original")
+        return self.audited.get(ORIGINAL)
 
     @property
     def named(self) -> dict[str, ModelMeasurements]:
         """The audited models, and the first reference as "retrained"."""
-        return {**self.audited, **({"retrained": self.references[0]} if self.references else {})}
+        audited = {name: model for name, model in self.audited.items() if name != COLLAPSED}
+        return {**audited, **({RETRAINED: self.references[0]} if self.references else {})}
+
+    def alone(self, method: str) -> ComparedModels:
+        """One method's result and the controls; it is called "unlearned" then.
+
+        Args:
+            method: One of `methods`.
+        """
+        controls = {name: model for name, model in self.audited.items() if name not in self.methods}
+        return replace(self, audited={UNLEARNED: self.audited[method], **controls}, methods=(UNLEARNED,))
+
+    def for_kind(self, kind: str) -> ComparedModels:
+        """The models that gates of a kind are about: only those on utility take the collapsed one.
+
+        Args:
+            kind: Of the gate.
+        """
+        if kind == "utility" or COLLAPSED not in self.audited:
+            return self
+        return replace(self, audited={name: model for name, model in self.audited.items() if name != COLLAPSED})
+
+    def with_control(self, name: str, model: ModelMeasurements) -> ComparedModels:
+        """The same with one more model beside the audited ones.
+
+        Args:
+            name: Of the control.
+            model: What was measured on it.
+        """
+        return replace(self, audited={**self.audited, name: model})

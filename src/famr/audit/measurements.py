@@ -77,10 +77,7 @@ def measure_models(
         costs: Counts the seconds.
     """
     original = models.get("original")
-    measured = {
-        name: measure_model(model, data, None if is_reference(name) else original, style, costs)
-        for name, model in models.items()
-    }
+    measured = {name: measure_model(model, data, original, style, costs) for name, model in models.items()}
     if quick or not data.enough:
         return measured
     runs = relearn_models(models, data, costs)

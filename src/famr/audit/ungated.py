@@ -199,19 +199,6 @@ def _without_nan(values: Any) -> Any:
     return None if math.isnan(values) else values
 
 
-def power(gates_the_original_does_not_fail: Sequence[str]) -> dict[str, Any]:
-    """Gates without power to show forgetting here.
-
-    Args:
-        gates_the_original_does_not_fail: Their names.
-    """
-    return {
-        "needs_retrained": False,
-        "says": "Gates that the original does not fail: here they cannot show that anything was forgotten.",
-        "original_does_not_fail": list(gates_the_original_does_not_fail),
-    }
-
-
 def notes(stated: Mapping[str, Any]) -> list[str]:
     """The measurements that users look for first, in words.
 
@@ -233,7 +220,5 @@ def notes(stated: Mapping[str, Any]) -> list[str]:
         for change in stated["collateral"].get("classes", [])[:NEIGHBOURS]
         if change["change"] < 0
     ]
-    if weak := stated["power"]["original_does_not_fail"]:
-        lines.append(f"The original does not fail {', '.join(weak)}: these cannot show forgetting here.")
     missing = stated.get("survival", {}).get("unlearned", {}).get("not_available", {})
     return [*lines, *(f"{conversion}: {reason}" for conversion, reason in missing.items())]

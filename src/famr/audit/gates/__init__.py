@@ -14,9 +14,9 @@ from famr.audit.gates.base import Gate
 from famr.audit.gates.conversions import HALF_COMES_BACK, INT8_COMES_BACK, ONNX_COMES_BACK
 from famr.audit.gates.membership import MIA_EFFICACY_GAP, RMIA_AUC, U_LIRA_ACCURACY
 from famr.audit.gates.predictions import JS_TO_RETRAINED, TWO_SAMPLE_AUC
-from famr.audit.gates.recovery import BEST_BIAS_EXCESS, NEIGHBOURS_EXCESS, ORIGINAL_HEAD_BACK, PROBE_EXCESS
+from famr.audit.gates.recovery import BEST_BIAS_GAP, NEIGHBOURS_GAP, ORIGINAL_HEAD_GAP, PROBE_GAP
 from famr.audit.gates.relearning import RELEARNING_SAVED
-from famr.audit.gates.style import STYLE_EXCESS
+from famr.audit.gates.style import STYLE_GAP
 
 GATES: dict[str, Gate] = {
     gate.name: gate
@@ -31,11 +31,11 @@ GATES: dict[str, Gate] = {
         RMIA_AUC,
         FORGOTTEN_RANK_GAP,
         FORGET_ACCURACY,
-        BEST_BIAS_EXCESS,
-        PROBE_EXCESS,
-        NEIGHBOURS_EXCESS,
-        ORIGINAL_HEAD_BACK,
-        STYLE_EXCESS,
+        BEST_BIAS_GAP,
+        PROBE_GAP,
+        NEIGHBOURS_GAP,
+        ORIGINAL_HEAD_GAP,
+        STYLE_GAP,
         RELEARNING_SAVED,
         INT8_COMES_BACK,
         HALF_COMES_BACK,

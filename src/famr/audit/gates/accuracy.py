@@ -33,6 +33,7 @@ RETAIN_ACCURACY_GAP = Gate(
     description="|Ret-Acc − retrained| on held-out retained images.",
     threshold=0.02,
     measure=gap_to_references(hits_on("test")),
+    kind="utility",
 )
 
 

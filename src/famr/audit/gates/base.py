@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from famr.audit.comparison import ComparedModels
-from famr.audit.estimate import Estimate, Estimates, gap_estimate, mean_estimate
+from famr.audit.comparison import RETRAINED, ComparedModels
+from famr.audit.estimate import Estimate, Estimates, gap_estimate
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.per_image import PerImage, difference
 
 NO_REFERENCE = "no retrained model was given"
 ONE_REFERENCE = "comparing retrained models with each other takes two, and one was given"
+
+Kind = Literal["forgetting", "depth", "utility", "conversion"]
+"""What a gate is about, and so which control has to fail it before it counts.
+
+forgetting   predictions on the forget set and membership: the original
+depth        what features and weights still hold: the original, and one such gate at least a head-only edit
+utility      what the model is still good for: a model that predicts one class for everything
+conversion   what rounding and export bring back: no model is known to fail; such a gate counts where it is failed
+"""
 
 Measure = Callable[[ComparedModels], Estimates]
 """All models of an audit → the gate's estimate of each."""
@@ -43,8 +53,8 @@ def forgets_classes(models: ComparedModels) -> bool:
 class Gate:
     """One test of an audit. A model passes where the whole interval of its estimate is at most what is allowed.
 
-    Allowed is the threshold; for a distance to reference models also the largest upper end among the reference models
-    themselves, where that is more: no model has to be nearer to them than they are to each other.
+    Allowed is the threshold: the largest difference that does not matter. For a distance to reference models it is the
+    bound that one more retrained model would keep, where that is more.
 
     Attributes:
         name: In audit.json, in a file of thresholds and in `GATES`.
@@ -52,6 +62,7 @@ class Gate:
         description: What is measured, in one sentence; `says` in audit.json.
         threshold: The largest value that passes, fixed before any audit.
         measure: Estimates of all models; a gate without any estimate is left out of the audit.
+        kind: What it is about, and so which control shows that it has power.
         applies: Whether the gate makes sense for this request and these measurements.
         needs_retrained: Whether it compares with reference models, and so cannot tell without one.
     """
@@ -61,12 +72,13 @@ class Gate:
     description: str
     threshold: float
     measure: Measure
+    kind: Kind = "forgetting"
     applies: Callable[[ComparedModels], bool] = always
     needs_retrained: bool = True
 
 
 def against_references(compare: Compare) -> Measure:
-    """Distances to reference models; those of the reference models to each other are the scale.
+    """Distances to reference models; those of each reference model to the remaining ones are the scale.
 
     Args:
         compare: The distance.
@@ -78,15 +90,24 @@ def against_references(compare: Compare) -> Measure:
             return Estimates({name: Estimate.not_available(NO_REFERENCE) for name in models.audited})
         by_model = {name: compare(model, references, models) for name, model in models.audited.items()}
         if len(references) < 2:
-            return Estimates({**by_model, "retrained": Estimate.not_available(ONE_REFERENCE)})
+            return Estimates({**by_model, RETRAINED: Estimate.not_available(ONE_REFERENCE)})
         among = [compare(one, [other for other in references if other is not one], models) for one in references]
-        return Estimates({**by_model, "retrained": among[0]}, among)
+        return Estimates({**by_model, RETRAINED: worst(among)}, among)
 
     return measure
 
 
+def worst(estimates: Sequence[Estimate]) -> Estimate:
+    """The one with the largest value; one without a value only where none has any.
+
+    Args:
+        estimates: Of reference models.
+    """
+    return max(estimates, key=lambda estimate: -1.0 if estimate.value is None else estimate.value)
+
+
 def gap_to_references(values: PerImage) -> Measure:
-    """|mean over images of (model − mean of the reference models)|.
+    """|mean over images of (model − mean of the reference models)|: more and less than theirs count alike.
 
     Args:
         values: The measure whose gap is taken.
@@ -96,26 +117,17 @@ def gap_to_references(values: PerImage) -> Measure:
     )
 
 
-def excess_over_references(values: PerImage) -> Measure:
-    """Mean over images of (model − mean of the reference models); below 0 is no fault.
-
-    Args:
-        values: The measure whose excess is taken.
-    """
-    return against_references(
-        lambda model, references, models: mean_estimate(difference(model, references, values), models.seed)
-    )
-
-
 def each_model(measure_one: MeasureOne) -> Measure:
-    """A quantity that takes no reference model; the first reference, where there is one, has to pass all the same.
+    """A quantity that takes no reference model; the reference models have to pass all the same.
 
     Args:
         measure_one: The quantity; models for which it is None are left out.
     """
 
     def measure(models: ComparedModels) -> Estimates:
-        estimates = {name: measure_one(model, models) for name, model in models.named.items()}
-        return Estimates({name: estimate for name, estimate in estimates.items() if estimate is not None})
+        estimates = {name: measure_one(model, models) for name, model in models.audited.items()}
+        retrained = [each for model in models.references if (each := measure_one(model, models)) is not None]
+        by_model = {name: estimate for name, estimate in estimates.items() if estimate is not None}
+        return Estimates({**by_model, RETRAINED: worst(retrained)} if retrained else by_model)
 
     return measure

@@ -41,6 +41,7 @@ INT8_COMES_BACK = Gate(
     description="Forget accuracy that is back when its weights are rounded to int8.",
     threshold=0.05,
     measure=each_model(recovered_by_conversion("int8")),
+    kind="conversion",
     applies=has_conversions,
     needs_retrained=False,
 )
@@ -51,6 +52,7 @@ HALF_COMES_BACK = Gate(
     description="Forget accuracy that is back when it computes in half precision, the worse of bf16 and fp16.",
     threshold=0.05,
     measure=each_model(recovered_by_conversion("bf16", "fp16")),
+    kind="conversion",
     applies=has_conversions,
     needs_retrained=False,
 )
@@ -61,6 +63,7 @@ ONNX_COMES_BACK = Gate(
     description="Forget accuracy that is back when it is exported to ONNX.",
     threshold=0.05,
     measure=each_model(recovered_by_conversion("onnx")),
+    kind="conversion",
     applies=has_conversions,
     needs_retrained=False,
 )

@@ -1,14 +1,17 @@
-"""Gates on what an attacker reads off features and head beyond a retrained model."""
+"""Gates on what an attacker reads off features and head, beside what is read off retrained models."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from famr.audit.comparison import ComparedModels
-from famr.audit.estimate import Estimates, mean_estimate
-from famr.audit.gates.base import Gate, excess_over_references
+from famr.audit.gates.base import Gate, gap_to_references
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.per_image import PerImage
+
+HEAD_FITS = 0.5
+"""The share of a model's own retained accuracy from which another head counts as fitting its features."""
 
 
 def has_recovery(models: ComparedModels) -> bool:
@@ -18,6 +21,16 @@ def has_recovery(models: ComparedModels) -> bool:
         models: Of the audit.
     """
     return models.unlearned.recovery is not None
+
+
+def has_original_head(models: ComparedModels) -> bool:
+    """For the gate on the original's head.
+
+    Args:
+        models: Of the audit.
+    """
+    recovery = models.unlearned.recovery
+    return recovery is not None and "original_head" in recovery.hits
 
 
 def recovered_by(attack: str) -> PerImage:
@@ -34,55 +47,61 @@ def recovered_by(attack: str) -> PerImage:
     return hits
 
 
-BEST_BIAS_EXCESS = Gate(
-    name="best_bias_excess",
-    title="a shifted bias recovers the class",
-    description="The best bias for the forgotten classes, at 1 % of retained accuracy: held-out forget accuracy − "
-    "retrained.",
+BEST_BIAS_GAP = Gate(
+    name="best_bias_gap",
+    title="a shifted bias recovers the class to another degree than in retrained models",
+    description="The best bias for the forgotten classes, at 1 % of retained accuracy: |held-out forget accuracy − "
+    "retrained|.",
     threshold=0.1,
-    measure=excess_over_references(recovered_by("best_bias")),
+    measure=gap_to_references(recovered_by("best_bias")),
+    kind="depth",
     applies=has_recovery,
 )
 
-PROBE_EXCESS = Gate(
-    name="probe_excess",
-    title="a linear probe on the features recovers the class",
-    description="A linear probe with five images a class: held-out forget accuracy − retrained.",
+PROBE_GAP = Gate(
+    name="probe_gap",
+    title="a linear probe on the features recovers the class to another degree than in retrained models",
+    description="A linear probe with five images a class: |held-out forget accuracy − retrained|.",
     threshold=0.1,
-    measure=excess_over_references(recovered_by("probe")),
+    measure=gap_to_references(recovered_by("probe")),
+    kind="depth",
     applies=has_recovery,
 )
 
-NEIGHBOURS_EXCESS = Gate(
-    name="neighbours_excess",
-    title="nearest neighbours in feature space recover the class",
-    description="Nearest neighbours among five images a class: held-out forget accuracy − retrained.",
+NEIGHBOURS_GAP = Gate(
+    name="neighbours_gap",
+    title="nearest neighbours in feature space recover the class to another degree than in retrained models",
+    description="Nearest neighbours among five images a class: |held-out forget accuracy − retrained|.",
     threshold=0.1,
-    measure=excess_over_references(recovered_by("neighbours")),
+    measure=gap_to_references(recovered_by("neighbours")),
+    kind="depth",
     applies=has_recovery,
 )
 
 
-def transplanted_accuracies(models: ComparedModels) -> Estimates:
-    """Held-out forget accuracy of each audited model with the original's head.
+def recovered_by_original_head(model: ModelMeasurements) -> Tensor:
+    """Hits with the original's head on held-out forgotten images; none where that head does not fit the features.
+
+    On features of another training from random weights a head is right at random, for whichever class it likes: it
+    recovers nothing there, as it does not know the retained classes either.
 
     Args:
-        models: The whole audit.
+        model: The model.
     """
-    hits = {
-        name: model.recovery.hits["original_head"].forget.double()
-        for name, model in models.audited.items()
-        if model.recovery is not None and "original_head" in model.recovery.hits
-    }
-    return Estimates({name: mean_estimate(of_model, models.seed) for name, of_model in hits.items()})
+    assert model.recovery is not None
+    hits = model.recovery.hits["original_head"]
+    own = model.recovery.hits["as_it_is"].retain_accuracy
+    fits = own is None or hits.retain_accuracy is None or hits.retain_accuracy >= HEAD_FITS * own
+    return hits.forget.double() if fits else torch.zeros_like(hits.forget, dtype=torch.double)
 
 
-ORIGINAL_HEAD_BACK = Gate(
-    name="original_head_back",
-    title="the original head recovers the class",
-    description="Held-out forget accuracy with the original's head in place of its own.",
+ORIGINAL_HEAD_GAP = Gate(
+    name="original_head_gap",
+    title="the original head recovers the class to another degree than in retrained models",
+    description="The original's head in place of the model's own, where it keeps half of the retained accuracy: "
+    "|held-out forget accuracy − retrained|.",
     threshold=0.1,
-    measure=transplanted_accuracies,
-    applies=has_recovery,
-    needs_retrained=False,
+    measure=gap_to_references(recovered_by_original_head),
+    kind="depth",
+    applies=has_original_head,
 )

@@ -37,5 +37,6 @@ RELEARNING_SAVED = Gate(
     f"the original's accuracy, at most {RELEARNING.steps} steps.",
     threshold=0.1,
     measure=against_references(steps_saved_estimate),
+    kind="depth",
     applies=lambda models: models.unlearned.conversions is not None,  # in every audit that is not quick
 )

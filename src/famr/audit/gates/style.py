@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from famr.audit.gates.base import Gate, excess_over_references
+from famr.audit.gates.base import Gate, gap_to_references
 from famr.audit.measurements import ModelMeasurements
 
 
@@ -18,12 +18,13 @@ def style_recognised(model: ModelMeasurements) -> Tensor:
     return model.style.balanced()
 
 
-STYLE_EXCESS = Gate(
-    name="style_excess",
-    title="a probe on the features recognises the style",
-    description="A probe on Gram features that names the style: balanced accuracy − that of models that never saw the "
-    "style.",
+STYLE_GAP = Gate(
+    name="style_gap",
+    title="a probe on the features recognises the style to another degree than in retrained models",
+    description="A probe on Gram features that names the style: |balanced accuracy − that of models that never saw the "
+    "style|.",
     threshold=0.1,
-    measure=excess_over_references(style_recognised),
+    measure=gap_to_references(style_recognised),
+    kind="depth",
     applies=lambda models: models.unlearned.style is not None,
 )
