@@ -132,7 +132,7 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> De
         paper = _forget(original.model, splits, PAPER, seed, f"{title} as the paper does", quiet)
         assert splits.retain is not None
         retrained = train(splits.retain, f"retraining without class {FORGOTTEN}")
-        retrained.save(folder / "retrained", data=source, without=splits.request)
+        retrained.save(folder / "retrained", data=source, without=splits.request, left_out=splits.forget)
         scores, paper_scores = (
             compare(original.model, run.model, retrained.model, splits, device="cpu") for run in (result, paper)
         )

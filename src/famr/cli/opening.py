@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier, load_model
 from famr.models.labels import match_labels
 from famr.runs.folder import read_unlearning
+from famr.runs.training_record import TrainingRecord
 
 
 @dataclass(frozen=True)
@@ -236,10 +236,8 @@ def load_retrained(spec: str, model: Classifier, request: Request) -> Classifier
         raise CheckpointError(
             "The retrained model names other classes.", where=spec, fix="Compare models of the same classes."
         )
-    record = Path(spec) / "training/run.json"
-    if record.is_file():
-        without = json.loads(record.read_text(encoding="utf-8"))["without"]
-        if without != request.to_json():
-            trained_on = "everything" if without is None else f"all but {Request.from_json(without).describe()}"
-            say(f"famr: note: {spec} says that it was trained on {trained_on}; the request is {request.describe()}")
+    record = TrainingRecord.read(Path(spec))
+    if record is not None and record.without != request:
+        trained_on = "everything" if record.without is None else f"all but {record.without.describe()}"
+        say(f"famr: note: {spec} says that it was trained on {trained_on}; the request is {request.describe()}")
     return retrained
