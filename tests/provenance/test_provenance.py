@@ -19,6 +19,7 @@ from conftest import Outcome, alg1
 from famr.cli.main import app
 from famr.errors import CheckpointError, DataError, GateError, RequestError
 from famr.provenance import signing, statement
+from famr.provenance.audit_history import audit_history
 from famr.provenance.canonical import canonical_json
 from famr.provenance.commitments import (
     commitment_key_id,
@@ -27,7 +28,6 @@ from famr.provenance.commitments import (
     read_or_create_commitment_key,
 )
 from famr.provenance.keys import read_private_key, read_public_key, write_key_pair
-from famr.provenance.audit_history import audit_history
 from famr.provenance.ledger import check_anchor, head_path, open_ledger, read_ledger
 from famr.provenance.signing import sign_run
 from famr.provenance.statement import ENVELOPE, hash_run_files

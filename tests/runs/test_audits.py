@@ -128,7 +128,7 @@ def test_an_earlier_audit_cannot_be_removed_or_changed_unseen(folder: Path, tamp
             second.rename(first)
             third.rename(second)
         case "damage":
-            second.write_text("[]")
+            second.write_text("[1]")
     resealed(folder)
     check_complete(folder)  # the seal alone does not show it
     with pytest.raises(CheckpointError, match=message):

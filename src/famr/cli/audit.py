@@ -48,8 +48,8 @@ def audit_command(
 ) -> Result:
     """Audit a run with attacks; exit code 7 where a gate fails.
 
-    The outcome is added to the run folder; earlier audits stay. An audit that was stopped is simply started again: finished shadow
-    models are not trained twice.
+    The outcome is added to the run folder; earlier audits stay. An audit that was stopped is simply started again:
+    finished shadow models are not trained twice.
 
     Args:
         run: The run folder.

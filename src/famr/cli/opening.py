@@ -10,6 +10,12 @@ from typing import Any
 from famr.cli.options import MovedOptions
 from famr.cli.printing import say
 from famr.data import Data, Images, open_data
+from famr.data.calibration import (
+    CalibrationSplit,
+    calibration_split_or_none_seen,
+    scored_splits,
+    seen_splits,
+)
 from famr.data.images import UNLABELLED
 from famr.data.request import Request
 from famr.data.splits import EarlierRequest, Splits, forget_only, split
@@ -102,6 +108,21 @@ def open_splits(
     return model, forget_only(data.everything().with_targets([UNLABELLED] * len(data.labels)))
 
 
+def divide(splits: Splits) -> CalibrationSplit:
+    """The sets for a run and those on which it is scored; a note is printed where there are too few images for that.
+
+    Args:
+        splits: The sets of a request.
+    """
+    divided = calibration_split_or_none_seen(splits)
+    if splits.test is not None and divided.for_forgetting.test is None:
+        say(
+            f"famr: note: {len(splits.test)} held-out images are too few to set some aside for calibration; "
+            "the run sees none of them, and all are scored"
+        )
+    return divided
+
+
 def open_style_target(spec: str | None) -> Images | None:
     """Images of a neutral style.
 
@@ -119,7 +140,8 @@ class OpenedRun:
         model: The unlearned model.
         original: The model that it was made from; None where it cannot be found.
         request: What was forgotten.
-        splits: The sets of the request.
+        splits: The sets on which the run is scored: without the images that calibrated it.
+        seen: The sets that the run was given.
         record: The content of run.json.
     """
 
@@ -127,6 +149,7 @@ class OpenedRun:
     original: Classifier | None
     request: Request
     splits: Splits
+    seen: Splits
     record: Mapping[str, Any]
 
     @property
@@ -155,7 +178,8 @@ def open_run(run: Path, moved: MovedOptions) -> OpenedRun:
     original = find_original(moved.original, record["original"])
     if original is not None:
         original = replace(original, labels=model.labels)
-    return OpenedRun(model, original, request, splits, record)
+    scored, seen = scored_splits(record, splits), seen_splits(record, splits)
+    return OpenedRun(model, original, request, scored, seen, record)
 
 
 def earlier_requests(record: Mapping[str, Any]) -> list[EarlierRequest]:

@@ -153,10 +153,8 @@ def _name(number: int) -> str:
 def _read(run: Path, name: str, number: int) -> RecordedAudit:
     try:
         text = (run / name).read_bytes()
-        content = json.loads(text)
-        if not isinstance(content, dict):
-            raise ValueError("not an object")
-    except (OSError, ValueError, RecursionError) as error:
+        content = dict(json.loads(text))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError("An audit of the run is damaged.", where=str(run / name), fix="Restore it.") from error
     return RecordedAudit(number, name, bytes_digest(text), content)
 

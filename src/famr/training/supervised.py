@@ -184,9 +184,7 @@ class Trained:
             "images": {
                 "count": self.images_count,
                 "sha256": self.images_sha256,
-                "left_out": None
-                if left_out is None
-                else {"count": len(left_out), "sha256": ids_digest(left_out.ids)},
+                "left_out": None if left_out is None else {"count": len(left_out), "sha256": ids_digest(left_out.ids)},
             },
             "weights_sha256": self.model.digest(),
             "data": data,
