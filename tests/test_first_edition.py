@@ -73,6 +73,7 @@ def test_the_sketch_of_before_serves_a_request(kept: Path, run: Run) -> None:
 def test_evidence_of_before_verifies_with_its_public_key(kept: Path, run: Run) -> None:
     told = run("verify", kept / "class", "--key", kept / "signing.key.pub", "--ledger", kept / "ledger.jsonl")
     assert told.code == 0, told.err
+    assert "their number is not in this statement" in told.out
 
 
 def test_the_desk_of_before_lists_its_requests_and_takes_new_ones(kept: Path, run: Run) -> None:

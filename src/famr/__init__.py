@@ -4,10 +4,10 @@ import famr
 
 model = famr.load_model("runs/original")
 data = famr.open_data("digits")
-splits = famr.split(data, famr.Request(classes=["3"]))
-result = famr.forget(model, splits, famr.FAMR.paper())
-scores = famr.evaluate(result, splits)
-proof = famr.certify(result, splits)
+calibration, scored = famr.calibration_split(famr.split(data, famr.Request(classes=["3"])))
+result = famr.forget(model, calibration, famr.FAMR.paper())
+scores = famr.evaluate(result, scored)
+proof = famr.certify(result, calibration)
 result.save("runs/no-3")
 """
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from famr.certificates.certify import certify
     from famr.config import FAMR
     from famr.data import open_data
+    from famr.data.calibration import calibration_split
     from famr.data.request import Request
     from famr.data.splits import Splits, forget_only, split
     from famr.data.transforms import Preprocessing
@@ -45,6 +46,7 @@ _HOME = {
     "Training": "training",
     "Monitor": "unlearn.history",
     "Unlearned": "unlearn.result",
+    "calibration_split": "data.calibration",
     "certify": "certificates.certify",
     "compare": "evaluation.evaluate",
     "evaluate": "evaluation.evaluate",
@@ -70,6 +72,7 @@ __all__ = [
     "Training",
     "Unlearned",
     "__version__",
+    "calibration_split",
     "certify",
     "compare",
     "evaluate",

@@ -21,6 +21,7 @@ from famr.audit.verdict import Audit, read_thresholds
 from famr.data import Data
 from famr.engine.inference import predict
 from famr.errors import CheckpointError, RequestError
+from famr.runs.audits import read_audits
 from famr.training import Trained
 
 
@@ -233,3 +234,7 @@ def test_the_command_writes_the_audit_and_exits_by_its_gates(
     passed = run("audit", folder, *references, "--quick", "--thresholds", lenient, "--device", "cpu")
     assert passed.code == 0, passed.err
     assert "verdict" in passed.out
+    assert "2 audits: fail, pass (the latest)" in passed.err
+    assert [each.verdict for each in read_audits(folder)] == ["fail", "pass"]
+    first = json.loads((folder / "unlearning/audits/0001.json").read_text(encoding="utf-8"))
+    assert {name: first[name] for name in record} == record

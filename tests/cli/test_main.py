@@ -109,7 +109,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_small(folder / "model")
     save_pictures(folder / "data", each=20)
     shutil.copytree(folder / "model", folder / "model-copy")
-    method = {"strength": 10.0, "epochs": 1, "function_images": 2, "fisher_images": 5}
+    method = {
+        "strength": 1e4,  # so strong that the second request hardly moves what the first one did
+        "epochs": 1,
+        "function_images": 2,
+        "fisher_images": 5,
+    }
     (folder / "method.json").write_text(json.dumps(method), encoding="utf-8")
     return folder
 

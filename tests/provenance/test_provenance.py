@@ -17,8 +17,9 @@ import pytest
 import famr
 from conftest import Outcome, alg1
 from famr.cli.main import app
-from famr.errors import DataError, GateError, RequestError
+from famr.errors import CheckpointError, DataError, GateError, RequestError
 from famr.provenance import signing, statement
+from famr.provenance.audit_history import audit_history
 from famr.provenance.canonical import canonical_json
 from famr.provenance.commitments import (
     commitment_key_id,
@@ -31,8 +32,9 @@ from famr.provenance.ledger import check_anchor, head_path, open_ledger, read_le
 from famr.provenance.signing import sign_run
 from famr.provenance.statement import ENVELOPE, hash_run_files
 from famr.provenance.verifying import prove_forgotten, verify_run
+from famr.runs.audits import append_audit
 from famr.runs.folder import add_to_run
-from famr.storage.digests import COMPLETE, check_complete, file_digest
+from famr.storage.digests import COMPLETE, check_complete, file_digest, write_complete
 
 RECORDS = ("README.md", "config.json", "model.safetensors", COMPLETE)
 HOSTILE = ("<script>alert(1)<", "[/x]", "$\\frac$", "=cmd", "line\nbreak", "\u202eltr", "\x1b[2J")
@@ -53,9 +55,10 @@ def desk(result: famr.Unlearned, without_three: famr.Splits, tmp_path_factory: p
     data = {"spec": "digits", "root": None, "label_column": None, "split_seed": 0}
     facts = {**data, "match_labels_by_name": False, "forget_only": False}
     result.save(folder / "run", scores=scores, data=facts)
+    add_to_run(folder / "run", {"unlearning/audit.json": "{}"})  # as the first edition wrote it
     for number in range(2):
-        added = {f"unlearning/{name}": f'{{"number": {number}}}' for name in ("certificate.json", "audit.json")}
-        add_to_run(folder / "run", {**added, "unlearning/report.html": f"<p>{number}"})
+        added = {"unlearning/certificate.json": f'{{"number": {number}}}', "unlearning/report.html": f"<p>{number}"}
+        add_to_run(folder / "run", added)
         sign_run(folder / "run", read_private_key(folder / "key"), without_three.forget, ledger=folder / "ledger.jsonl")
     return folder
 
@@ -314,6 +317,75 @@ def test_an_image_can_be_proved_to_be_in_the_forget_set(
     assert shown.code == 0
     assert "was forgotten" in shown.out
     assert run("verify", desk / "run", "--key", desk / "key.pub", "--image", tmp_path / "retained.png").code == 7
+
+
+def an_audit(verdict: str, seed: int) -> dict[str, Any]:
+    subject = {"unlearned_sha256": "ab" * 32, "retrained_sha256": ["cd" * 32], "seed": seed, "quick": True}
+    return {"verdicts": {"unlearned": verdict, "original": "fail"}, "checks": [], "subject": subject}
+
+
+@pytest.fixture
+def audited(copy: Path, without_three: famr.Splits) -> Path:
+    """A workspace whose run has the audit of before and two more, and is signed again."""
+    for seed, verdict in enumerate(("fail", "pass")):
+        append_audit(copy / "run", an_audit(verdict, seed))
+    sign_run(copy / "run", read_private_key(copy / "key"), without_three.forget, ledger=copy / "ledger.jsonl")
+    return copy
+
+
+def test_the_statement_tells_every_audit_and_verify_prints_their_verdicts(
+    audited: Path, run: Callable[..., Outcome]
+) -> None:
+    audits = statement_of(audited)["predicate"]["audits"]
+    assert audits["count"] == 3
+    before, failed, passed = audits["each"]
+    assert (before["number"], before["made_at"], before["verdict"], before["references"]) == (1, None, None, None)
+    assert (failed["number"], failed["verdict"], failed["seed"], failed["quick"]) == (2, "fail", 0, True)
+    assert (passed["references"], passed["references_sha256"]) == (1, ["cd" * 32])
+    assert passed["unlearned_sha256"] == "ab" * 32
+    file = audited / "run/unlearning/audits/0003.json"
+    assert passed["sha256"] == file_digest(file)
+    assert passed["made_at"] == json.loads(file.read_text(encoding="utf-8"))["made_at"]
+    shown = run("verify", audited / "run", "--key", audited / "key.pub")
+    assert shown.code == 0, shown.err
+    assert "audits      3 audits: no verdict, fail, pass (the latest)\n" in shown.out
+
+
+def test_a_statement_that_tells_other_audits_than_the_folder_fails(
+    audited: Path, monkeypatch: pytest.MonkeyPatch, without_three: famr.Splits, run: Callable[..., Outcome]
+) -> None:
+    def only_the_latest(folder: Path) -> dict[str, Any]:
+        return {"count": 1, "each": audit_history(folder)["each"][-1:]}
+
+    (audited / "run" / ENVELOPE).unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(signing, "audit_history", only_the_latest)
+        sign_run(audited / "run", read_private_key(audited / "key"), without_three.forget)
+    with pytest.raises(GateError, match="other audits than those in the folder") as caught:
+        check(audited)
+    assert "3 audits: no verdict, fail, pass (the latest); the statement: 1 audit: pass" in str(caught.value.where)
+    assert run("verify", audited / "run", "--key", audited / "key.pub").code == 7
+
+
+def test_a_run_whose_failed_audit_was_removed_is_not_signed(audited: Path, without_three: famr.Splits) -> None:
+    folder, key = audited / "run", read_private_key(audited / "key")
+    (folder / "unlearning/audits/0002.json").unlink()
+    (folder / COMPLETE).unlink()
+    write_complete(folder)
+    with pytest.raises(CheckpointError, match="An earlier audit is missing"):
+        sign_run(folder, key, without_three.forget)
+
+
+def test_an_audit_that_was_signed_cannot_be_left_out_of_the_next_signature(
+    audited: Path, without_three: famr.Splits
+) -> None:
+    folder, key = audited / "run", read_private_key(audited / "key")
+    (folder / "unlearning/audits/0003.json").unlink()  # a chain does not show the loss of its last link
+    (folder / "unlearning/audit.json").write_bytes((folder / "unlearning/audits/0002.json").read_bytes())
+    (folder / COMPLETE).unlink()
+    write_complete(folder)
+    with pytest.raises(CheckpointError, match="An audit that was signed before is missing"):
+        sign_run(folder, key, without_three.forget)
 
 
 def test_changed_data_is_not_committed_to(copy: Path, without_three: famr.Splits) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from famr.data import Images
+from famr.data.calibration import calibration_mask
 from famr.data.loaders import Batches, evaluation_batches
 from famr.data.splits import Splits
 from famr.data.transforms import Preprocessing
@@ -22,8 +23,8 @@ from famr.metrics.predictions import Predictions
 from famr.metrics.retraining import average_gap, js_divergence
 from famr.models import Classifier
 
-CALIBRATION_STRIDE = 5
-"""Every fifth test image is for the methods, some of which need held-out images; the other ones are scored."""
+CALIBRATION_STRIDE = 4
+"""One test image in four is for the methods, some of which need held-out images; the other ones are scored."""
 RETAINED_SCORED = 10_000
 MIA_IMAGES = 2000
 """Members and non-members that the membership attack is fitted on, at most so many of each."""
@@ -49,7 +50,7 @@ def calibration_and_scored(splits: Splits) -> tuple[Splits, Splits]:
         raise DataError(
             "The bench needs held-out images with labels.", where=splits.request.describe(), fix="Give test images."
         )
-    calibration = torch.arange(len(splits.test)) % CALIBRATION_STRIDE == 0
+    calibration = calibration_mask(splits.test)
     return (
         replace(splits, test=splits.test.where(calibration), forget_test=None),
         replace(splits, test=splits.test.where(~calibration)),

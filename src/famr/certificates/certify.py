@@ -57,6 +57,7 @@ def certify(
     result: Unlearned,
     splits: Splits,
     *,
+    scored: Splits | None = None,
     retrained: Classifier | None = None,
     sketch: Sketch | None = None,
     style_target: Images | None = None,
@@ -69,7 +70,8 @@ def certify(
 
     Args:
         result: The run.
-        splits: Its data.
+        splits: The data that it was given.
+        scored: The data on which it is compared with a retrained model; None: `splits`.
         retrained: A model that was trained without the forget set; None: the claims about it are not available.
         sketch: The sketch that the run used, if it used one.
         style_target: The images of a neutral style that the run used, if it used some.
@@ -102,7 +104,9 @@ def certify(
         if retrained is None:
             claims += no_retrained_claims()
         else:
-            claims += retrained_claims(result.model, retrained, _compared_sets(result, splits, chosen), chosen)
+            claims += retrained_claims(
+                result.model, retrained, _compared_sets(result, scored or splits, chosen), chosen
+            )
     subject = {
         "original_sha256": result.original.digest(),
         "unlearned_sha256": result.model.digest(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +13,10 @@ from famr.audit.style_probe import StyleLayer
 from famr.audit.verdict import Audit, read_thresholds
 from famr.cli.opening import OpenedRun, load_retrained, open_run
 from famr.cli.options import AlwaysResumes, Device, ForgottenRun, MovedOptions, Quiet, Seed
-from famr.cli.printing import Result, print_audit
+from famr.cli.printing import Result, print_audit, say
 from famr.cli.shadow_models import ShadowTask, train_shadow_models
 from famr.errors import GateError
-from famr.runs.folder import add_to_run
+from famr.runs.audits import append_audit, describe_audits, read_audits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +48,8 @@ def audit_command(
 ) -> Result:
     """Audit a run with attacks; exit code 7 where a gate fails.
 
-    The outcome is written into the run folder. An audit that was stopped is simply started again: finished shadow
-    models are not trained twice.
+    The outcome is added to the run folder; earlier audits stay. An audit that was stopped is simply started again:
+    finished shadow models are not trained twice.
 
     Args:
         run: The run folder.
@@ -66,6 +65,7 @@ def audit_command(
     """
     limits = None if thresholds is None else read_thresholds(thresholds)
     opened = open_run(run, moved)
+    read_audits(run)  # a broken chain is an error before any work
     references = [load_retrained(spec, opened.model, opened.request) for spec in retrained or []]
     shadows = None
     if shadow.shadows is not None:
@@ -84,9 +84,15 @@ def audit_command(
         seed=seed,
         device=device,
     )
-    content = json.dumps(outcome.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    add_to_run(run, {"unlearning/audit.json": content})
-    return Result(outcome.to_json(), lambda: print_audit(outcome, str(run)), failed_gates(outcome))
+    append_audit(run, outcome.to_json())
+    verdicts = [each.verdict for each in read_audits(run)]
+
+    def show() -> None:
+        print_audit(outcome, str(run))
+        if len(verdicts) > 1:
+            say(f"in this folder: {describe_audits(verdicts)}")
+
+    return Result(outcome.to_json(), show, failed_gates(outcome))
 
 
 def _style_layer(opened: OpenedRun) -> StyleLayer | None:

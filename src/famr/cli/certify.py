@@ -100,7 +100,8 @@ def compute_certificate(
     sizes = {} if stored is None else stored.subject
     return certify(
         Unlearned.load(run, opened.model, opened.original),
-        opened.splits,
+        opened.seen,
+        scored=opened.splits,
         retrained=load_retrained(options.retrained, opened.model, opened.request) if options.retrained else None,
         sketch=None if options.sketch is None else Sketch.load(options.sketch),
         style_target=open_style_target(opened.style_target),

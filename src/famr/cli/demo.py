@@ -17,6 +17,7 @@ from famr.cli.printing import Result, print_scores, progress, say
 from famr.config import FAMR
 from famr.data import Images, open_data
 from famr.data.augmentation import Augmentation
+from famr.data.calibration import calibration_split
 from famr.data.request import Request
 from famr.data.splits import Splits, split
 from famr.evaluation.evaluate import compare
@@ -117,6 +118,7 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> De
     check_output(output_dir, overwrite)
     data = open_data("digits")
     splits = split(data, Request(classes=[FORGOTTEN]))
+    seen, scored = calibration_split(splits)
     source = DataSource("digits").to_json()
     start = new_model(MODEL, data.labels, arguments=SMALL, from_scratch=True, seed=seed)
 
@@ -128,13 +130,13 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> De
         original = train(data.train, "training the original")
         original.save(folder / "original", data=source)
         title = f"forgetting class {FORGOTTEN}"
-        result = _forget(original.model, splits, METHOD, seed, title, quiet)
-        paper = _forget(original.model, splits, PAPER, seed, f"{title} as the paper does", quiet)
+        result = _forget(original.model, seen, METHOD, seed, title, quiet)
+        paper = _forget(original.model, seen, PAPER, seed, f"{title} as the paper does", quiet)
         assert splits.retain is not None
         retrained = train(splits.retain, f"retraining without class {FORGOTTEN}")
-        retrained.save(folder / "retrained", data=source, without=splits.request)
+        retrained.save(folder / "retrained", data=source, without=splits.request, left_out=splits.forget)
         scores, paper_scores = (
-            compare(original.model, run.model, retrained.model, splits, device="cpu") for run in (result, paper)
+            compare(original.model, run.model, retrained.model, scored, device="cpu") for run in (result, paper)
         )
         started_from: dict[str, Any] = {"model": str(output_dir / "original"), "weights": None, "arguments": {}}
         result.save(folder / "unlearned", scores=scores, original=started_from, data=source)

@@ -10,6 +10,7 @@ import typer
 from famr.cli.opening import earlier_requests, open_splits, recorded_source
 from famr.cli.options import DataRoot, MovedData, Overwrite, RemovedRun
 from famr.cli.printing import Result, say
+from famr.data.calibration import scored_splits
 from famr.data.splits import EarlierRequest
 from famr.errors import DataError, RequestError
 from famr.export.exporting import Export, export_model
@@ -59,6 +60,7 @@ def export_command(
     try:
         source = recorded_source(run, facts.record, data, data_root)
         model, splits = open_splits(model, facts.request, source, earlier)
+        splits = scored_splits(facts.record, splits)
     except (DataError, RequestError) as error:
         if data is not None:
             raise

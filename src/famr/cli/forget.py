@@ -10,7 +10,7 @@ import typer
 
 from famr.cli.certified_head import RECORD, USED_BY_REMOVAL, remove_from_certified
 from famr.cli.flags import Fields, Given
-from famr.cli.opening import DataSource, load_retrained, open_splits, open_style_target
+from famr.cli.opening import DataSource, divide, load_retrained, open_splits, open_style_target
 from famr.cli.options import (
     ByName,
     ComputeOptions,
@@ -216,17 +216,18 @@ def run_forget(task: ForgetTask, ranks: Ranks = ALONE) -> tuple[Scores, str]:
         engine = pick_engine(run.device, ranks=ranks)
         original = load_model(task.model.model, weights=task.model.weights, arguments=task.model.arguments)
         original, splits = open_splits(original, task.request, task.source, earlier_runs(Path(task.model.model)))
+        seen, scored = divide(splits)
         retrained = load_retrained(options.retrained, original, task.request) if options.retrained else None
         style_target = open_style_target(options.style_target)
         sketch = None if options.sketch is None else Sketch.load(options.sketch)
-        available = RunInputs.of(original, splits, None, style_target, None, sketch).available()
+        available = RunInputs.of(original, seen, None, style_target, None, sketch).available()
         steps = resolve(task.method, available, engine)[0].epochs * available.steps(task.method.batch_size)
         state = resume_state(task.output.output_dir, run.resume, ranks)
     title = f"forgetting {task.request.describe()}"
     with note_on_resuming(state, ranks), progress(steps, title, run.quiet or not ranks.first) as on_event:
         result = forget(
             original,
-            splits,
+            seen,
             task.method,
             style_target=style_target,
             sketch=sketch,
@@ -239,7 +240,7 @@ def run_forget(task: ForgetTask, ranks: Ranks = ALONE) -> tuple[Scores, str]:
                 resume_state=None if ranks.sharded else state,
             ),
         )
-    scores = compare(original, result.model, retrained, splits, device=str(engine.device), ranks=ranks)
+    scores = compare(original, result.model, retrained, scored, device=str(engine.device), ranks=ranks)
     with ranks.fail_together():
         if ranks.first:
             data = {**task.source.to_json(), "style_target": options.style_target}

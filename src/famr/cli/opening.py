@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -11,6 +10,12 @@ from typing import Any
 from famr.cli.options import MovedOptions
 from famr.cli.printing import say
 from famr.data import Data, Images, open_data
+from famr.data.calibration import (
+    CalibrationSplit,
+    calibration_split_or_none_seen,
+    scored_splits,
+    seen_splits,
+)
 from famr.data.images import UNLABELLED
 from famr.data.request import Request
 from famr.data.splits import EarlierRequest, Splits, forget_only, split
@@ -18,6 +23,7 @@ from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier, load_model
 from famr.models.labels import match_labels
 from famr.runs.folder import read_unlearning
+from famr.runs.training_record import TrainingRecord
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,21 @@ def open_splits(
     return model, forget_only(data.everything().with_targets([UNLABELLED] * len(data.labels)))
 
 
+def divide(splits: Splits) -> CalibrationSplit:
+    """The sets for a run and those on which it is scored; a note is printed where there are too few images for that.
+
+    Args:
+        splits: The sets of a request.
+    """
+    divided = calibration_split_or_none_seen(splits)
+    if splits.test is not None and divided.for_forgetting.test is None:
+        say(
+            f"famr: note: {len(splits.test)} held-out images are too few to set some aside for calibration; "
+            "the run sees none of them, and all are scored"
+        )
+    return divided
+
+
 def open_style_target(spec: str | None) -> Images | None:
     """Images of a neutral style.
 
@@ -119,7 +140,8 @@ class OpenedRun:
         model: The unlearned model.
         original: The model that it was made from; None where it cannot be found.
         request: What was forgotten.
-        splits: The sets of the request.
+        splits: The sets on which the run is scored: without the images that calibrated it.
+        seen: The sets that the run was given.
         record: The content of run.json.
     """
 
@@ -127,6 +149,7 @@ class OpenedRun:
     original: Classifier | None
     request: Request
     splits: Splits
+    seen: Splits
     record: Mapping[str, Any]
 
     @property
@@ -155,7 +178,8 @@ def open_run(run: Path, moved: MovedOptions) -> OpenedRun:
     original = find_original(moved.original, record["original"])
     if original is not None:
         original = replace(original, labels=model.labels)
-    return OpenedRun(model, original, request, splits, record)
+    scored, seen = scored_splits(record, splits), seen_splits(record, splits)
+    return OpenedRun(model, original, request, scored, seen, record)
 
 
 def earlier_requests(record: Mapping[str, Any]) -> list[EarlierRequest]:
@@ -236,10 +260,8 @@ def load_retrained(spec: str, model: Classifier, request: Request) -> Classifier
         raise CheckpointError(
             "The retrained model names other classes.", where=spec, fix="Compare models of the same classes."
         )
-    record = Path(spec) / "training/run.json"
-    if record.is_file():
-        without = json.loads(record.read_text(encoding="utf-8"))["without"]
-        if without != request.to_json():
-            trained_on = "everything" if without is None else f"all but {Request.from_json(without).describe()}"
-            say(f"famr: note: {spec} says that it was trained on {trained_on}; the request is {request.describe()}")
+    record = TrainingRecord.read(Path(spec))
+    if record is not None and record.without != request:
+        trained_on = "everything" if record.without is None else f"all but {record.without.describe()}"
+        say(f"famr: note: {spec} says that it was trained on {trained_on}; the request is {request.describe()}")
     return retrained

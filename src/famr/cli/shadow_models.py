@@ -138,7 +138,7 @@ def _method(opened: OpenedRun, device: str) -> Method:
     def unlearn(model: Classifier, _forget: Images, _retain: Images | None, seed: int) -> Classifier:
         result = forget(
             model,
-            opened.splits,
+            opened.seen,
             method,
             style_target=style_target,
             seed=seed,
@@ -147,4 +147,7 @@ def _method(opened: OpenedRun, device: str) -> Method:
         )
         return result.model
 
-    return Method(json.dumps({"famr": values, "request": opened.request.to_json()}, sort_keys=True), unlearn)
+    rule = opened.record.get("calibration")
+    calibration = {} if rule is None else {"calibration": rule}  # shadow models of earlier runs keep their names
+    facts = {"famr": values, "request": opened.request.to_json(), **calibration}
+    return Method(json.dumps(facts, sort_keys=True), unlearn)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from famr.cli.options import ByName, DataOptions, Device, Seed
-from famr.cli.printing import Result
+from famr.cli.printing import Result, say
+from famr.data.calibration import FEWEST, calibration_mask
 from famr.engine.devices import pick_device
 from famr.errors import RequestError
 from famr.models import load_model
@@ -47,6 +49,11 @@ def sketch_command(
         raise RequestError("The sketch exists already.", where=str(target), fix="Name another, or give --overwrite.")
     source = data.source(match_labels_by_name=match_labels_by_name)
     loaded, opened = match_labels(load_model(model), source.open(), by_name=match_labels_by_name)
+    if opened.test is not None:
+        calibration = opened.test.where(calibration_mask(opened.test))
+        if len(calibration) < FEWEST:
+            say(f"famr: note: {len(opened.test)} held-out images are too few to calibrate on; the sketch has none")
+        opened = replace(opened, test=calibration if len(calibration) >= FEWEST else None)
     sketch = take_sketch(loaded, opened, images=images, seed=seed, device=str(pick_device(device)))
     with atomic_file(target) as staging:
         sketch.save(staging)

@@ -167,6 +167,13 @@ def run_train(
         "test_count": len(test),
         "train_count": len(images),
     }
-    trained.save(output.output_dir, metrics=metrics, data=source.to_json(), without=request, overwrite=output.overwrite)
+    trained.save(
+        output.output_dir,
+        metrics=metrics,
+        data=source.to_json(),
+        without=request,
+        left_out=None if splits is None else splits.forget,
+        overwrite=output.overwrite,
+    )
     state.discard()
     return {**metrics, "seconds": trained.seconds, "output_dir": str(output.output_dir)}

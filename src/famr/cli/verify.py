@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from famr.cli.printing import Result, say
+from famr.provenance.audit_history import describe_signed_audits
 from famr.provenance.commitments import default_key_path
 from famr.provenance.keys import read_public_key
 from famr.provenance.verifying import VerifiedRun, describe_request, prove_forgotten, verify_run
@@ -60,6 +61,7 @@ def print_verified(verified: VerifiedRun) -> None:
     print(f"request     {visible(describe_request(predicate))}")
     print(f"weights     {predicate['original']['weights_sha256'] or 'retrained'}")
     print(f"         -> {predicate['unlearned']['weights_sha256']}")
+    print(f"audits      {visible(describe_signed_audits(predicate))}")
     if verified.ledger is not None:
         print(f"ledger      entry {verified.seq}; whole, with {len(verified.ledger.entries)} entries")
         print(f"anchor      {verified.ledger.anchor}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from famr.data import Images
 from famr.errors import DataError, GateError, RequestError
+from famr.provenance.audit_history import audit_history, require_signed_audits_kept
 from famr.provenance.canonical import parse_json
 from famr.provenance.commitments import (
     commit_images,
@@ -96,7 +97,7 @@ def sign_run(
         ledger: The ledger to enter the run in, created where it does not exist; None enters it in none.
 
     Raises:
-        CheckpointError: The run is not finished or damaged.
+        CheckpointError: The run is not finished or damaged, or an audit is missing.
         DataError: The number of forget images is not the one the run recorded.
         GateError: The ledger was tampered with.
         RequestError: The run holds files that cannot be signed, another signer's signature, or a key.
@@ -116,7 +117,7 @@ def sign_run(
             secret = read_or_create_commitment_key(key_path)
             commitments = Commitments(commit_images(forget_images, secret), commitment_key_id(secret), reason_missing)
         ledger_id = None if opened_ledger is None else opened_ledger.id
-        payload = build_statement(records, _digests_to_sign(run), commitments, ledger_id)
+        payload = build_statement(records, _digests_to_sign(run), commitments, ledger_id, audit_history(run))
         with atomic_file(run / ENVELOPE) as staging:
             staging.write_bytes(sign_envelope(PAYLOAD_TYPE, payload, key))
     if ledger is not None:
@@ -176,6 +177,7 @@ def _valid_statement(run: Path, key: Ed25519PublicKey, ledger: Ledger | None) ->
             fix="Move that file away to sign the run again.",
         ) from error
     statement = parse_json(payload)
+    require_signed_audits_kept(run, statement["predicate"])
     ledger_id = statement["predicate"]["ledger"]
     if ledger is not None and ledger_id not in (None, ledger.id):
         raise RequestError(

@@ -172,7 +172,11 @@ class Commitments:
 
 
 def build_statement(
-    run: SignableRun, digests: Mapping[str, str], commitments: Commitments, ledger: str | None
+    run: SignableRun,
+    digests: Mapping[str, str],
+    commitments: Commitments,
+    ledger: str | None,
+    audits: Mapping[str, Any],
 ) -> bytes:
     """The statement to be signed; it names no sample and no path on the signer's machine.
 
@@ -181,6 +185,7 @@ def build_statement(
         digests: SHA-256 of each file of the run, by its path in the folder.
         commitments: The commitments to the forget images.
         ledger: Id of the ledger that the statement will be entered in; None for no ledger.
+        audits: What `audit_history` returns.
 
     Returns:
         Canonical JSON.
@@ -204,6 +209,7 @@ def build_statement(
             name.partition(".")[0]: next((path for path in (f"{run.folder}/{name}", name) if path in digests), None)
             for name in RECORDS
         },
+        "audits": audits,
         "signed_with": {"famr": __version__, "code_sha256": code_digest()},
         "signed_at": utc_now(),
         "ledger": ledger,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from famr.data.request import Request, describe_samples
 from famr.errors import GateError, RequestError
+from famr.provenance.audit_history import require_audits_as_signed
 from famr.provenance.canonical import canonical_json, parse_json
 from famr.provenance.commitments import commit_image_file, commitment_key_id, read_commitment_key
 from famr.provenance.dsse import open_envelope
@@ -92,6 +93,8 @@ def verify_run(
             where="; ".join(changes[:MAX_SHOWN]) + more,
             fix="Restore the folder; or, if you are the signer and intended the change, sign it again.",
         )
+    if path.is_dir():
+        require_audits_as_signed(path, statement["predicate"])
     opened_ledger = None if ledger is None else read_ledger(ledger, key)
     seq = None if opened_ledger is None else _require_entry(opened_ledger, payload, statement)
     if opened_ledger is not None and anchor is not None:

@@ -44,11 +44,12 @@ def lock_file(target: Path) -> Path:
     return target.with_name(f".{target.name}.lock")
 
 
-def lock(target: Path) -> None:
+def lock(target: Path, wait: float = RETRY_SECONDS) -> None:
     """Lock an output path for this process until `release` or `release_all`; locking it twice is locking it once.
 
     Args:
         target: The output path; missing parent folders are created, and removed on release if they are still empty.
+        wait: Seconds, at most, to wait for another process.
 
     Raises:
         StorageError: Another process holds the lock (named by its process id), or the folder cannot be written to.
@@ -60,7 +61,7 @@ def lock(target: Path) -> None:
     created = _create_folders(path.parent)
     file_lock = FileLock(file, thread_local=False, on_acquired=_write_process_id)
     try:
-        file_lock.acquire(timeout=RETRY_SECONDS, poll_interval=RETRY_SECONDS / 10)
+        file_lock.acquire(timeout=wait, poll_interval=RETRY_SECONDS / 10)
     except OSError as error:
         _remove_empty(created)
         if isinstance(error, Timeout) and file.exists():  # without the file, the folder refused it until the timeout
@@ -91,16 +92,17 @@ def release_all() -> None:
 
 
 @contextmanager
-def locked(target: Path) -> Iterator[None]:
+def locked(target: Path, wait: float = RETRY_SECONDS) -> Iterator[None]:
     """Hold the lock of an output path for the length of a block.
 
     Args:
         target: The output path.
+        wait: Seconds, at most, to wait for another process.
 
     Raises:
         StorageError: See `lock`.
     """
-    lock(target)
+    lock(target, wait)
     try:
         yield
     finally:

@@ -32,6 +32,7 @@ from famr.optim.state import load_optimiser_tensors, optimiser_tensors
 from famr.runs.card import front_matter, loading, plain
 from famr.runs.folder import environment, write_run
 from famr.runs.resume import ResumeState
+from famr.runs.training_record import ids_digest
 from famr.training.steps import GradientSteps
 from famr.unlearn.loop import Step
 
@@ -124,6 +125,9 @@ class Trained:
         history: One row an epoch.
         device: Name of the device that trained it.
         precision: Precision of the forward passes.
+        images_count: Number of training images.
+        images_sha256: `ids_digest` of the training images.
+        start_sha256: SHA-256 of the weights that training started from.
     """
 
     model: Classifier
@@ -132,6 +136,9 @@ class Trained:
     history: tuple[TrainingRow, ...]
     device: str
     precision: Precision
+    images_count: int
+    images_sha256: str
+    start_sha256: str
 
     @property
     def seconds(self) -> float:
@@ -145,6 +152,7 @@ class Trained:
             "seed": self.seed,
             "device": self.device,
             "seconds": self.seconds,
+            "start": {"weights_sha256": self.start_sha256},
         }
 
     def save(
@@ -154,6 +162,7 @@ class Trained:
         metrics: Mapping[str, Any] | None = None,
         data: Mapping[str, Any] | None = None,
         without: Request | None = None,
+        left_out: Images | None = None,
         overwrite: bool = False,
     ) -> Path:
         """Write a run folder that loads in the model's own library.
@@ -163,6 +172,7 @@ class Trained:
             metrics: Written as metrics.json; `test_accuracy` also into the model card.
             data: How the data was opened.
             without: The request whose images were left out of the training data.
+            left_out: Those images.
             overwrite: Replace a folder that famr wrote.
 
         Returns:
@@ -171,6 +181,11 @@ class Trained:
         run = {
             **self.to_json(),
             "without": None if without is None else without.to_json(),
+            "images": {
+                "count": self.images_count,
+                "sha256": self.images_sha256,
+                "left_out": None if left_out is None else {"count": len(left_out), "sha256": ids_digest(left_out.ids)},
+            },
             "weights_sha256": self.model.digest(),
             "data": data,
             "environment": environment(self.device),
@@ -259,7 +274,17 @@ def fit(
             if resume_state is not None and resume_state.due():
                 resume_state.keep(run.state(), {"history": [asdict(done) for done in history]})
     trained.module.cpu().eval().zero_grad()
-    return Trained(trained, training, seed, tuple(history), str(chosen), precision)
+    return Trained(
+        model=trained,
+        training=training,
+        seed=seed,
+        history=tuple(history),
+        device=str(chosen),
+        precision=precision,
+        images_count=len(images),
+        images_sha256=ids_digest(images.ids),
+        start_sha256=model.digest(),
+    )
 
 
 class _Run:

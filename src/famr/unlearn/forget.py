@@ -45,7 +45,8 @@ def forget(
 
     Args:
         model: A classifier, or any module that returns logits.
-        splits: The sets of a request; or give `forget`.
+        splits: The sets of a request; or give `forget`. Its held-out images set temperatures and ranks, and must not
+            be scored afterwards: give the first half of `famr.calibration_split`, and score on the second.
         method: The settings; None: `FAMR()`, all of them resolved by the request and the available data.
         forget: The forget set as an iterable of (images, labels) as the network takes them, read once.
         style_target: Images of a neutral style; None: the retained images.
@@ -100,6 +101,7 @@ def forget(
         processes=engine.processes,
         sharded=engine.sharded,
         seconds_of_all=None if progress.resumed else seconds,
+        calibration=inputs.calibration,
     )
 
 
@@ -112,6 +114,7 @@ def _identity(
         "request": inputs.request.to_json(),
         "method": {**config.to_json(), "search": config.search},
         "seed": seed,
+        "calibration": inputs.calibration,
         "device": engine.device.type,
         "processes": engine.processes,
     }

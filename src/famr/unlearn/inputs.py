@@ -13,6 +13,7 @@ from famr._version import __version__
 from famr.anchors import Source
 from famr.config import ResolvedFAMR
 from famr.data import Images
+from famr.data.calibration import rule_of
 from famr.data.loaders import Batches, LabelledImages, checked_pairs, gradient_batch_size, order
 from famr.data.request import Kind, Request
 from famr.data.splits import EarlierRequest, Splits, sample_per_class
@@ -120,6 +121,14 @@ class RunInputs:
             sketch.check(original)
         batches = None if loader is None else tuple(checked_pairs(loader))
         return cls(splits, batches, _read_once(style_target), _read_once(anchor_images), sketch)
+
+    @property
+    def calibration(self) -> str | None:
+        """How the held-out images that set a target were chosen, as run.json says it; None where that is not known."""
+        test = None if self.splits is None else self.splits.test
+        if test is None and self.sketch is not None and self.sketch.held_out is not None:
+            return None
+        return rule_of(test)
 
     def available(self) -> Available:
         """The available data, in facts."""

@@ -45,6 +45,8 @@ class Unlearned:
         sharded: Whether they also divided the weights.
         seconds_of_all: Time of the whole run once the model was on its device: targets, anchors, decoding, every
             strength that was tried; evaluation is not counted. None for a resumed run.
+        calibration: How the held-out images that it was given were chosen, see `famr.data.calibration`; None where
+            images may be among them that are scored.
     """
 
     model: Classifier
@@ -61,6 +63,7 @@ class Unlearned:
     processes: int = 1
     sharded: bool = False
     seconds_of_all: float | None = None
+    calibration: str | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -147,7 +150,8 @@ class Unlearned:
             lines = (folder / "unlearning/history.jsonl").read_text(encoding="utf-8").splitlines()
             history = tuple(HistoryRow(**json.loads(line)) for line in lines)
             method = ResolvedFAMR.from_json({name: value for name, value in run["method"].items() if name != "name"})
-            return cls(model, original, request, method, run["seed"], history, run["device"], run["why"])
+            facts = {"why": run["why"], "calibration": run.get("calibration")}
+            return cls(model, original, request, method, run["seed"], history, run["device"], **facts)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RequestError) as error:
             raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
 
@@ -168,6 +172,7 @@ class Unlearned:
             "drift_bound": self.drift_bound,
             "why": self.why,
             "trials": [asdict(trial) for trial in self.trials],
+            "calibration": self.calibration,
             "classes": list(self.classes),
             "earlier": [run.to_json() for run in self.earlier],
         }

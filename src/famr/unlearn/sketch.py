@@ -143,6 +143,9 @@ def take_sketch(
 ) -> Sketch:
     """Take the statistics of a trained model on some of its training images and all held-out ones.
 
+    The held-out images calibrate every run with the sketch, and must not be scored: the command line gives those of
+    `famr.data.calibration` alone.
+
     Args:
         model: The model; it is not changed.
         data: The data that it was trained on.
