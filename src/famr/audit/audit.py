@@ -32,6 +32,7 @@ from famr.audit.verdict import (
     read_thresholds,
     stricter_thresholds,
 )
+from famr.data.calibration import calibration_mask
 from famr.data.splits import Splits
 from famr.engine.devices import deterministic, pick_device
 from famr.errors import RequestError
@@ -65,6 +66,7 @@ class AuditSettings:
         seed: Of all draws and bootstraps.
         device: None: the best there is.
         on_part: Called when a part of the work is done, with the seconds that are left.
+        held_out_seen: Whether the method was given held-out images, to calibrate on.
     """
 
     style: StyleLayer | None = None
@@ -73,6 +75,7 @@ class AuditSettings:
     seed: int = 0
     device: str | None = None
     on_part: OnPart | None = None
+    held_out_seen: bool = True
 
 
 def audit(
@@ -89,6 +92,7 @@ def audit(
     seed: int = 0,
     device: str | None = None,
     on_part: OnPart | None = None,
+    held_out_seen: bool = True,
 ) -> Audit:
     """Compare an unlearned model with retrained ones, gate by gate; no model is changed.
 
@@ -108,6 +112,7 @@ def audit(
         seed: As in `AuditSettings`.
         device: As in `AuditSettings`.
         on_part: As in `AuditSettings`.
+        held_out_seen: As in `AuditSettings`.
 
     Raises:
         RequestError: Without the whole data, with a style layer and no style, for looser thresholds, or for a reference
@@ -115,7 +120,7 @@ def audit(
         CheckpointError: For models of different architectures or label maps.
     """
     against = Against(original, retrained, never_saw)
-    settings = AuditSettings(style, quick, thresholds, seed, device, on_part)
+    settings = AuditSettings(style, quick, thresholds, seed, device, on_part, held_out_seen)
     given = {} if shadows is None else {UNLEARNED: shadows}
     return audit_methods({UNLEARNED: unlearned}, splits, against, settings, given)[UNLEARNED]
 
@@ -170,6 +175,8 @@ def audit_methods(
                 lines.append(f"{len(splits.forget)} forget images are too few for a verdict.")
                 results = [result.undecided(lines[-1]) for result in results]
             obstacles.append(head_only_escapes(results))
+            calibration, may_be_scored = _calibration(splits, settings.held_out_seen)
+            obstacles.append(f"{calibration[0].upper()}{calibration[1:]}." if may_be_scored else None)
             subject = {
                 "request": splits.request.to_json(),
                 "thresholds": limits,
@@ -179,6 +186,7 @@ def audit_methods(
                 "references": [each.to_json() for name, each in facts.items() if is_reference(name)],
                 "controls": stated["controls"]["models"],
                 "images": data.to_json(),
+                "calibration": calibration,
             }
             known = tuple(each for each in obstacles if each)
             audits[method] = Audit(tuple(results), subject, tuple(lines), stated, dict(costs.seconds), known)
@@ -216,7 +224,7 @@ class _GivenModels:
         """What shows that references and the never-saw model did not see the forget set."""
         original = measured.get(ORIGINAL)
         return {
-            name: reference_facts(each, name, measured[name], original, splits, self.digests[name])
+            name: reference_facts(each, name, measured[name], original, splits, self.digests)
             for name, each in self.trained_alone.items()
         }
 
@@ -227,6 +235,15 @@ class _GivenModels:
             "original_sha256": self.digests.get(ORIGINAL),
             "retrained_sha256": [digest for name, digest in self.digests.items() if is_reference(name)],
         }
+
+
+def _calibration(splits: Splits, held_out_seen: bool) -> tuple[str, bool]:
+    """Whether images that calibrated the method are scored, in words; and whether they may be."""
+    if not held_out_seen:
+        return "the method saw no held-out image", False
+    if splits.test is not None and bool(calibration_mask(splits.test).any()):
+        return "images that calibrated the method may be among those that it is scored on", True
+    return "the quarter of the held-out images on which methods are calibrated is not among them", False
 
 
 def _too_few(facts: Mapping[str, ReferenceFacts]) -> str | None:

@@ -6,17 +6,20 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from famr.audit.comparison import ORIGINAL, UNLEARNED
 from famr.audit.measurements import ModelMeasurements
+from famr.data.request import Request
 from famr.data.splits import Splits
 from famr.errors import RequestError
 from famr.metrics.forgetting import correct
 from famr.metrics.predictions import Predictions
 from famr.metrics.retraining import js_divergence
 from famr.models import Classifier
-from famr.runs.training_record import TrainingRecord, reasons_not_a_reference
+from famr.runs.training_record import TrainingRecord, notes_on_reference, reasons_not_a_reference
+from famr.training import Trained
 
 OWN_MODELS = "Give models that were trained without the forget set, each from a seed of its own."
 COPY = 0.2
@@ -48,7 +51,26 @@ class Reference:
         Args:
             model: Either.
         """
-        return model if isinstance(model, Reference) else cls(model, TrainingRecord.read(model.spec))
+        return model if isinstance(model, Reference) else cls(model, TrainingRecord.read(Path(model.spec)))
+
+    @classmethod
+    def trained_now(cls, trained: Trained, without: Request) -> Reference:
+        """The outcome of `famr.fit`, before or without saving it.
+
+        Args:
+            trained: On the retained images.
+            without: The request whose images were left out.
+        """
+        record = TrainingRecord(
+            without,
+            trained.model.digest(),
+            trained.seed,
+            trained.images_count,
+            trained.images_sha256,
+            asdict(trained.training),
+            start_sha256=trained.start_sha256,
+        )
+        return cls(trained.model, record)
 
 
 @dataclass(frozen=True)
@@ -134,7 +156,7 @@ def reference_facts(
     measured: ModelMeasurements,
     original: ModelMeasurements | None,
     splits: Splits,
-    digest: str,
+    digests: Mapping[str, str],
 ) -> ReferenceFacts:
     """What shows that a model never saw the forget set.
 
@@ -144,14 +166,15 @@ def reference_facts(
         measured: Its predictions.
         original: Those of the original, which did see it; None where it was not given.
         splits: The request's sets.
-        digest: SHA-256 of the weights.
+        digests: SHA-256 of the weights of all models, by name.
 
     Raises:
         RequestError: Its record or its predictions say that it saw the forget set.
     """
     record = reference.record
+    saw = {other: digests[other] for other in (UNLEARNED, ORIGINAL) if other in digests}
     retain = () if splits.retain is None else splits.retain.ids
-    reasons = reasons_not_a_reference(record, splits.request, retain, splits.forget.ids, digest)
+    reasons = reasons_not_a_reference(record, splits.request, retain, splits.forget.ids, digests[name], saw)
     if record is not None and reasons:
         raise RequestError(
             f"The {name} model is no reference for this request: {reasons[0]}.",
@@ -168,8 +191,9 @@ def reference_facts(
     facts = None
     if record is not None:
         without = None if record.without is None else record.without.to_json()
-        facts = {"without": without, "seed": record.seed, "images": record.images_count}
-    return ReferenceFacts(digest, facts, tuple(reasons), forget, unseen)
+        notes = notes_on_reference(record)
+        facts = {"without": without, "seed": record.seed, "images": record.images_count, "notes": notes}
+    return ReferenceFacts(digests[name], facts, tuple(reasons), forget, unseen)
 
 
 def forget_and_unseen(measured: ModelMeasurements, splits: Splits) -> tuple[float, float]:

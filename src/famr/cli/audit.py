@@ -9,14 +9,24 @@ from typing import Annotated
 import typer
 
 from famr.audit.audit import audit
+from famr.audit.comparison import UNLEARNED
+from famr.audit.controls import train_never_saw
+from famr.audit.costs import PartDone
+from famr.audit.references import Reference
 from famr.audit.style_probe import StyleLayer
 from famr.audit.verdict import Audit, read_thresholds
 from famr.cli.opening import OpenedRun, load_retrained, open_run
 from famr.cli.options import AlwaysResumes, Device, ForgottenRun, MovedOptions, Quiet, Seed
 from famr.cli.printing import Result, print_audit, say
-from famr.cli.shadow_models import ShadowTask, train_shadow_models
-from famr.errors import GateError
+from famr.cli.shadow_models import ShadowTask, original_training, train_shadow_models
+from famr.data.calibration import NONE_SEEN
+from famr.errors import CheckpointError, GateError, RequestError
+from famr.models import Classifier
 from famr.runs.audits import append_audit, describe_audits, read_audits
+
+
+NEVER_SAW_SEED = 2**31 - 1
+"""Of the control that the audit trains itself: no seed of a user's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +49,7 @@ def audit_command(
     moved: MovedOptions,
     shadow: ShadowOptions,
     retrained: list[str] | None = None,
+    never_saw: str | None = None,
     thresholds: Path | None = None,
     quick: Annotated[bool, typer.Option("--quick")] = False,
     seed: Seed = 0,
@@ -55,13 +66,14 @@ def audit_command(
         run: The run folder.
         moved: What is no longer where its records say.
         shadow: Shadow models.
-        retrained: A model trained without the forget set, one for each seed.
-        thresholds: A JSON file of thresholds, fixed before the run.
-        quick: Leave out relearning, rounding, export and CKA.
+        retrained: A model trained without the forget set, one for each seed; five or more for a verdict.
+        never_saw: A model trained without it for a fraction of the epochs. None: one is trained, where it is known how.
+        thresholds: A JSON file of thresholds, fixed before the run; none may be looser than the gate's own.
+        quick: Leave out the attacks that train, rounding, export and CKA; such an audit cannot pass.
         seed: Of the audit.
         device: Where to compute.
         resume: It always resumes.
-        quiet: Whether shadow models are trained without notes.
+        quiet: Show no progress.
     """
     limits = None if thresholds is None else read_thresholds(thresholds)
     opened = open_run(run, moved)
@@ -77,12 +89,15 @@ def audit_command(
         opened.splits,
         original=opened.original,
         retrained=references,
+        never_saw=_never_saw(opened, never_saw, shadow.shadow_start, moved, quick, device),
         shadows=shadows,
         style=_style_layer(opened),
         quick=quick,
         thresholds=limits,
         seed=seed,
         device=device,
+        on_part=None if quiet else _say_part,
+        held_out_seen=opened.record.get("calibration") != NONE_SEEN,
     )
     append_audit(run, outcome.to_json())
     verdicts = [each.verdict for each in read_audits(run)]
@@ -93,6 +108,28 @@ def audit_command(
             say(f"in this folder: {describe_audits(verdicts)}")
 
     return Result(outcome.to_json(), show, failed_gates(outcome))
+
+
+def _say_part(part: PartDone) -> None:
+    say(f"audit: {part.done} of {part.total} done ({part.name}), about {part.seconds_left:.0f} s left")
+
+
+def _never_saw(
+    opened: OpenedRun, spec: str | None, start: str | None, moved: MovedOptions, quick: bool, device: str
+) -> Classifier | Reference | None:
+    """The model that is given, or one trained as the original was; None where it is not known how that was."""
+    if spec is not None:
+        return load_retrained(spec, opened.model, opened.request)
+    if quick or opened.original is None or opened.splits.retain is None:
+        return None
+    try:
+        setting = original_training(opened, Path(moved.original or opened.record["original"]["model"]), start)
+    except (CheckpointError, RequestError) as error:
+        say(f"famr: note: no never-saw model is trained as a control: {error.what} {error.fix or ''}".rstrip())
+        return None
+    seed = NEVER_SAW_SEED
+    trained = train_never_saw(setting.start, opened.splits.retain, setting.training, seed, device)
+    return Reference.trained_now(trained, opened.request)
 
 
 def _style_layer(opened: OpenedRun) -> StyleLayer | None:
@@ -109,11 +146,11 @@ def failed_gates(outcome: Audit) -> GateError | None:
     Args:
         outcome: The audit.
     """
-    failed = [check.name for check in outcome.checks if check.verdicts.get("unlearned") == "fail"]
+    failed = [check.name for check in outcome.counted if check.verdicts.get(UNLEARNED) == "fail"]
     if not failed:
         return None
     return GateError(
-        f"The unlearned model fails {len(failed)} of {len(outcome.checks)} gates of the audit.",
+        f"The unlearned model fails {len(failed)} of {len(outcome.counted)} gates of the audit.",
         where=", ".join(failed),
         fix="See unlearning/audit.json; forget with another target or strength, or retrain.",
     )

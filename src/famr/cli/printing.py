@@ -120,8 +120,12 @@ def print_scores(scores: Scores, title: str, beside: Mapping[str, Scores] | None
         print(f"{NOT_AVAILABLE}: {', '.join(names)} ({reason})")
 
 
+AUDIT_COLUMNS = ("unlearned", "original", "retrained", "never saw")
+"""Models that the table of an audit shows; audit.json has all controls."""
+
+
 def print_audit(audit: Audit, title: str) -> None:
-    """Print a row for each gate: the figure of each model with its interval, and its verdict.
+    """Print the verdict, what it rests on, and a row for each gate.
 
     Args:
         audit: All gates of a run.
@@ -129,12 +133,18 @@ def print_audit(audit: Audit, title: str) -> None:
     """
     from rich.console import Console
 
-    models = list(audit.verdicts)
+    from famr.audit.sentence import first_questions
+
+    record = audit.to_json()
+    for line in (record["sentence"], *first_questions(record)):
+        print(visible(line))
+    models = [name for name in AUDIT_COLUMNS if name in audit.verdicts]
     table = _table(title)
     table.add_column("gate", no_wrap=True)
     table.add_column("at most", justify="right")
     for model in models:
         table.add_column(model)
+    table.add_column("counts")
     for check in audit.checks:
         cells = []
         for model in models:
@@ -143,8 +153,8 @@ def print_audit(audit: Audit, title: str) -> None:
             if figure is not None and figure.low is not None:
                 text += f" [{figure.low:.3f}, {figure.high:.3f}]"
             cells.append(f"{text} {check.verdicts.get(model, '')}")
-        table.add_row(check.name, f"{check.allowed:.3f}", *cells)
-    table.add_row("verdict", "", *audit.verdicts.values())
+        table.add_row(check.name, f"{check.allowed:.3f}", *cells, "yes" if check.not_counted is None else "no")
+    table.add_row("verdict", "", *(audit.verdicts[model] for model in models))
     Console().print(table)
     reasons = [figure.why_not for check in audit.checks for figure in check.figures.values() if figure.why_not]
     for line in (*dict.fromkeys(reasons), *audit.notes):

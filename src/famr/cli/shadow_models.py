@@ -18,6 +18,7 @@ from famr.data import Images
 from famr.data.augmentation import Augmentation
 from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier, new_model
+from famr.runs.training_record import TrainingRecord
 from famr.storage.digests import COMPLETE
 from famr.training import Training
 from famr.unlearn.forget import forget
@@ -33,7 +34,7 @@ class ShadowTask:
 
     Attributes:
         count: How many in all.
-        start: What their training starts from: `SCRATCH`, or a checkpoint; None is an error, as no record says it.
+        start: What their training starts from: `SCRATCH`, or a checkpoint; None: see `original_training`.
         cache: Folder that keeps them.
         original: Where the original is now; None: where the record says.
         seed: Of the first.
@@ -66,16 +67,16 @@ def train_shadow_models(opened: OpenedRun, task: ShadowTask) -> ShadowLogits:
     folder = task.cache.resolve()
     if sealed := next((parent for parent in (folder, *folder.parents) if (parent / COMPLETE).is_file()), None):
         raise RequestError("The cache lies inside a finished run.", where=str(sealed), fix="Name a folder outside.")
-    training = recorded_training(Path(task.original or opened.record["original"]["model"]))
+    setting = original_training(opened, Path(task.original or opened.record["original"]["model"]), task.start)
 
     def on_shadow(done: ShadowDone) -> None:
         if not task.quiet:
             how = "from the cache" if done.cached else f"trained in {done.seconds:.1f} s"
             say(f"shadow model {done.number + 1}: {how}")
 
-    start, splits = _start(opened.original, task.start), opened.splits
+    splits = opened.splits
     return train_shadow_logits(
-        Setting(start, splits.forget, splits.retain, training=training, seed=task.seed),
+        Setting(setting.start, splits.forget, splits.retain, training=setting.training, seed=task.seed),
         _method(opened, task.device),
         task.count,
         task.cache,
@@ -105,14 +106,38 @@ def recorded_training(original: Path) -> Training:
         ) from error
 
 
-def _start(original: Classifier, start: str | None) -> Callable[[int], Classifier]:
+@dataclass(frozen=True, eq=False)
+class OriginalTraining:
+    """How the original was trained, so that others can be trained alike.
+
+    Attributes:
+        training: The settings.
+        start: The model that each training starts from, by its seed.
+    """
+
+    training: Training
+    start: Callable[[int], Classifier]
+
+
+def original_training(opened: OpenedRun, original: Path, start: str | None) -> OriginalTraining:
+    """How the original of a run was trained.
+
+    Args:
+        opened: The run.
+        original: The folder of the original.
+        start: As in `ShadowTask`; None: found out, where it was random weights and the record has their digest.
+
+    Raises:
+        CheckpointError: The original is missing, or has no readable record.
+        RequestError: Its start cannot be found out.
+    """
+    if opened.original is None:
+        raise CheckpointError("Models are trained as the original was, and it is not there.", fix="--original")
+    return OriginalTraining(recorded_training(original), _start(opened.original, original, start))
+
+
+def _start(original: Classifier, folder: Path, start: str | None) -> Callable[[int], Classifier]:
     """The model that each training starts from, by its seed."""
-    if start is None:
-        raise RequestError(
-            "The record does not say what the original's training started from.",
-            where="--shadow-start",
-            fix=f"--shadow-start {SCRATCH} for random weights, or the checkpoint that was fine-tuned.",
-        )
     labels = original.labels or ()
 
     def random_weights(seed: int) -> Classifier:
@@ -120,6 +145,15 @@ def _start(original: Classifier, start: str | None) -> Callable[[int], Classifie
             torch.manual_seed(seed)
             return replace(original, module=original.architecture.build(len(labels)))
 
+    if start is None:
+        record = TrainingRecord.read(folder)
+        if record is not None and record.start_sha256 == random_weights(record.seed).digest():
+            return random_weights
+        raise RequestError(
+            "The record does not say what the original's training started from.",
+            where="--shadow-start",
+            fix=f"--shadow-start {SCRATCH} for random weights, or the checkpoint that was fine-tuned.",
+        )
     return random_weights if start == SCRATCH else lambda seed: new_model(start, labels, seed=seed)
 
 
