@@ -24,7 +24,6 @@ from famr.errors import CheckpointError, GateError, RequestError
 from famr.models import Classifier
 from famr.runs.audits import append_audit, describe_audits, read_audits
 
-
 NEVER_SAW_SEED = 2**31 - 1
 """Of the control that the audit trains itself: no seed of a user's."""
 
