@@ -30,6 +30,10 @@ LEAVES = 8
 """The most leaves of a tree."""
 MIN_LEAF = 5
 """Predictions in a leaf of a tree."""
+BINS = 32
+"""Values of a feature between which a tree may split."""
+FEATURE_SHARE = 0.2
+"""The share of the features among which a tree chooses each split."""
 INVERSE_REGULARISATION = 0.1
 """C of the logistic regression."""
 LOWEST = -100.0
@@ -151,6 +155,8 @@ def _cross_validated_scores(
             max_iter=TREES,
             max_leaf_nodes=LEAVES,
             min_samples_leaf=MIN_LEAF,
+            max_bins=BINS,
+            max_features=FEATURE_SHARE,
             early_stopping=False,
             class_weight="balanced",
             random_state=seed,

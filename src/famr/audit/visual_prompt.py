@@ -1,6 +1,8 @@
 """Recovery by a visual prompt [Bahng et al. 2022]: one pattern, added to every image, that brings a class back.
 
-The weights stay as they are; a few forgotten images with their labels, and as many retained ones, train the pattern.
+The weights stay as they are, but for the head's bias for the forgotten classes, which starts at the mean of the
+remaining ones as in relearning: a low bias alone would hide a class from any pattern. A few forgotten
+images with their labels, and as many retained ones, train the pattern.
 What it recovers on other forgotten images was still in the network. A pattern can make any network predict a class it
 never saw for some images, so the figure is compared with that of retrained models.
 """
@@ -18,6 +20,7 @@ from torch.nn import functional as F
 from famr.audit.attack_images import AttackImages, mixed_batches
 from famr.audit.attack_steps import adam_steps, require_finite, require_positive
 from famr.audit.recovery import AttackHits
+from famr.audit.relearning import level_bias
 from famr.data import Images
 from famr.data.loaders import Batch, evaluation_batches
 from famr.data.splits import Splits
@@ -40,6 +43,7 @@ class PromptConfig:
         batch_size: Forgotten images in a step; as many retained ones come on top.
         learning_rate: Of Adam, for u in bound · tanh(u).
         bound: The most that the pattern changes a pixel, as a share of the range from black to white.
+        level_bias: Set the head's bias for the forgotten classes to the mean of the remaining ones.
     """
 
     images: int = 20
@@ -47,6 +51,7 @@ class PromptConfig:
     batch_size: int = 20
     learning_rate: float = 0.1
     bound: float = 0.25
+    level_bias: bool = True
 
     def __post_init__(self) -> None:
         settings = {name: getattr(self, name) for name in ("images", "steps", "batch_size", "learning_rate", "bound")}
@@ -58,7 +63,7 @@ class PromptRecovery:
     """What a prompt recovers from one model.
 
     Attributes:
-        before: Hits on images as they are.
+        before: Hits of the model as it is, on images as they are.
         under: Hits on the same images with the prompt.
     """
 
@@ -109,8 +114,10 @@ def recover_by_prompt(
         return AttackHits.of_predictions(forget, retain)
 
     with deterministic(seed):
-        prompt = train_prompt(frozen, task, config, torch_device)
-        return PromptRecovery(before=hits(None), under=hits(prompt))
+        before = hits(None)
+        if config.level_bias:
+            level_bias(frozen, task.forgotten)
+        return PromptRecovery(before, under=hits(train_prompt(frozen, task, config, torch_device)))
 
 
 def train_prompt(frozen: Classifier, task: AttackImages, config: PromptConfig, device: torch.device) -> Tensor:

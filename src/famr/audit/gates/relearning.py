@@ -28,17 +28,21 @@ def relearned_area(model: ModelMeasurements) -> Tensor:
     return torch.stack(of_runs).mean(dim=0)
 
 
-def recovers(model: ModelMeasurements) -> bool:
-    """Whether any run came back to 95 % of the original's accuracy.
+def steps_suffice(models: ComparedModels) -> bool:
+    """Whether a retrained model has 95 % of the original's hits in any run, or an audited one that began below them.
+
+    An audited model that is at the mark before the first step, as the original, shows nothing about the steps.
 
     Args:
-        model: The model.
+        models: Those that relearned.
     """
-    return any(run.steps is not None for run in model.relearning or ())
+    references = [run.steps for model in models.references for run in model.relearning or ()]
+    audited = [run.steps for model in models.audited.values() for run in model.relearning or ()]
+    return any(steps is not None for steps in references) or any(audited)
 
 
 def relearning_gaps(models: ComparedModels) -> Estimates:
-    """Gaps of the areas; where neither a model nor any retrained one recovers, too few steps were taken to tell.
+    """Gaps of the areas; where no model of the audit comes back, too few steps were taken to tell.
 
     Args:
         models: The whole audit.
@@ -49,16 +53,15 @@ def relearning_gaps(models: ComparedModels) -> Estimates:
         return _not_available(models, NO_ORIGINAL)
     if not all(run.original_hits for run in runs):
         return _not_available(models, NO_HITS)
-    gaps = gap_to_references(relearned_area)(attacked)
-    if not attacked.references or any(map(recovers, attacked.references)):
-        return gaps
-    reason = (
-        f"no run of this model or of a retrained one came back within {runs[0].measured[-1]} steps: all curves are cut "
-        "off; it takes more steps or a higher learning rate"
-    )
-    cut_off = Estimate.not_available(reason)
-    known = {name for name, model in attacked.audited.items() if recovers(model)}
-    return Estimates({name: gap if name in known else cut_off for name, gap in gaps.by_model.items()})
+    if attacked.references and not steps_suffice(attacked):
+        steps = runs[0].measured[-1]
+        reason = (
+            f"no model came back to 95 % of the original's accuracy within {steps} steps, so that all curves are cut "
+            "off; it takes more steps, more images or a higher learning rate"
+        )
+        names = (*attacked.audited, "retrained")
+        return Estimates({name: Estimate.not_available(reason) for name in names})
+    return gap_to_references(relearned_area)(attacked)
 
 
 def _not_available(models: ComparedModels, reason: str) -> Estimates:
