@@ -15,7 +15,7 @@ from famr.audit.relearning import (
     CHECKED,
     RECOVERED,
     RelearningConfig,
-    RelearningTask,
+    AttackImages,
     images_needed,
     level_bias,
     median_steps,
@@ -83,7 +83,7 @@ def test_without_retained_images_a_step_is_adam_on_the_forgotten_ones(
 ) -> None:
     bare = replace(without_three, retain=None, test=None)
     config = RelearningConfig(images=6, steps=2, learning_rate=1e-3)
-    task = RelearningTask.draw(bare, 6, seed=0)
+    task = AttackImages.draw(bare, 6, seed=0)
     run = relearn(retrained, task, 2.0, config, CPU)  # a target that is never reached
     student = retrained.copy()
     student.module.eval()
@@ -107,13 +107,13 @@ def test_without_retained_images_a_step_is_adam_on_the_forgotten_ones(
 
 
 def test_accuracy_is_measured_on_other_images_than_those_learned_from(without_three: famr.Splits) -> None:
-    task = RelearningTask.draw(without_three, 20, seed=3)
+    task = AttackImages.draw(without_three, 20, seed=3)
     assert len(task.learned) == 20
     assert not set(task.learned.ids) & set(task.checked.ids)
     assert len(task.checked) == min(CHECKED, len(without_three.forget) - 20)
     assert set(task.checked.ids) < set(without_three.forget.ids)
     with pytest.raises(DataError, match="none is left"):
-        RelearningTask.draw(without_three, len(without_three.forget), seed=0)
+        AttackImages.draw(without_three, len(without_three.forget), seed=0)
 
 
 def test_a_levelled_bias_is_the_mean_of_the_remaining_ones(original: famr.Classifier) -> None:

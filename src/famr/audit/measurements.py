@@ -12,9 +12,12 @@ from torch import Tensor
 from famr.audit.audit_data import ATTACK_IMAGES, CONVERSION_IMAGES, AuditData
 from famr.audit.conversions import CONVERSIONS, ConversionHits, hits_after_conversion
 from famr.audit.costs import Stopwatch
+from famr.audit.perturbed import PerturbedHits, recognise_perturbed
 from famr.audit.recovery import FEW_SHOT, ClassRecovery, recover_classes
 from famr.audit.relearning import RelearningConfig, RelearningRun, relearning
+from famr.audit.retained_tuning import RetainedTuning, tune_on_retained
 from famr.audit.style_probe import FEW_SHOT_STYLES, StyleHits, StyleLayer, probe_style
+from famr.audit.visual_prompt import PromptConfig, PromptRecovery, recover_by_prompt
 from famr.engine.inference import predict
 from famr.metrics.membership import predict_non_members
 from famr.metrics.predictions import Predictions
@@ -22,10 +25,15 @@ from famr.models import Classifier
 
 MEMBERSHIP_DRAWS = 5
 """Times that the membership attack is trained anew: one draw may go either way on predictions it has never seen."""
-RELEARNING = RelearningConfig(images=20, steps=30)
+RELEARNING = RelearningConfig()
 RELEARNING_SEEDS = (0, 1, 2)
-RELEARNING_REFERENCES = 2
-"""Reference models that relearn: it is the slowest part."""
+PROMPT = PromptConfig()
+TRAINED_REFERENCES = 5
+"""The most reference models on which attacks are run that train: they are the slowest part."""
+PERTURBED_IMAGES = 500
+"""Forget images of which changed copies are predicted."""
+CONVERTED = ("unlearned", "original", "retrained 0")
+"""The models that are rounded and exported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +50,9 @@ class ModelMeasurements:
         style: The probe of the forgotten style.
         relearning: One run for each seed.
         conversions: Hits on the forget set after rounding and export.
+        prompt: Recovery by a visual prompt.
+        retained_tuning: Predictions on forget images after fine-tuning on retained ones.
+        perturbed: Hits on slightly changed forget images.
     """
 
     forget: Predictions
@@ -53,6 +64,9 @@ class ModelMeasurements:
     style: StyleHits | None = None
     relearning: tuple[RelearningRun, ...] | None = None
     conversions: ConversionHits | None = None
+    prompt: PromptRecovery | None = None
+    retained_tuning: RetainedTuning | None = None
+    perturbed: PerturbedHits | None = None
 
 
 def is_reference(name: str) -> bool:
@@ -67,23 +81,35 @@ def is_reference(name: str) -> bool:
 def measure_models(
     models: Mapping[str, Classifier], data: AuditData, style: StyleLayer | None, quick: bool, costs: Stopwatch
 ) -> dict[str, ModelMeasurements]:
-    """Evaluate and attack every model; the first reference goes through all that the audited models do.
+    """Evaluate and attack every model; attacks that train are run on at most `TRAINED_REFERENCES` references.
 
     Args:
-        models: By name: unlearned, original, retrained 0, retrained 1, …
+        models: By name: unlearned, original, retrained 0, retrained 1, …, and others to audit.
         data: The images.
         style: Where to read the forgotten style; None for other requests.
-        quick: Leave out relearning, rounding and export.
+        quick: Leave out the attacks that train or change the model or the images.
         costs: Counts the seconds.
     """
     original = models.get("original")
     measured = {name: measure_model(model, data, original, style, costs) for name, model in models.items()}
     if quick or not data.enough:
         return measured
-    runs = relearn_models(models, data, costs)
+    left_out = [name for name in models if is_reference(name)][TRAINED_REFERENCES:]
+    attacked = {name: model for name, model in models.items() if name not in left_out}
+    runs = relearn_models(attacked, original, data, costs)
     conversions = convert_models(models, data, costs)
+    prompts = prompt_models(attacked, data, costs)
+    tuned = tune_models(attacked, data, costs)
+    perturbed = perturb_images(attacked, data, costs)
     return {
-        name: replace(one, relearning=runs.get(name), conversions=conversions.get(name))
+        name: replace(
+            one,
+            relearning=runs.get(name),
+            conversions=conversions.get(name),
+            prompt=prompts.get(name),
+            retained_tuning=tuned.get(name),
+            perturbed=perturbed.get(name),
+        )
         for name, one in measured.items()
     }
 
@@ -142,38 +168,28 @@ def non_member_share(forget: Predictions, retain: Predictions, test: Predictions
 
 
 def relearn_models(
-    models: Mapping[str, Classifier], data: AuditData, costs: Stopwatch
+    models: Mapping[str, Classifier], original: Classifier | None, data: AuditData, costs: Stopwatch
 ) -> dict[str, tuple[RelearningRun, ...]]:
-    """Relearning runs by model; none without the original, whose accuracy sets the target.
-
-    At most half of the forget set is learned from; accuracy is measured on the rest.
+    """Relearning runs by model; none without the original, whose accuracy they are measured by.
 
     Args:
-        models: By name; of the references the first `RELEARNING_REFERENCES` relearn.
+        models: By name.
+        original: None where it was not given.
         data: The images.
         costs: Counts the seconds.
     """
-    if "original" not in models:
+    if original is None:
         return {}
-    left_out = [name for name in models if is_reference(name)][RELEARNING_REFERENCES:]
-    forget = data.splits.forget
-    half_of_each_class = len(forget) // (2 * len(set(forget.targets.tolist())))
+    config = replace(RELEARNING, images=_learned_of_each_class(data, RELEARNING.images))
     with costs("relearning"):
-        return relearning(
-            {name: model for name, model in models.items() if name not in left_out},
-            data.splits,
-            models["original"],
-            replace(RELEARNING, images=max(1, min(RELEARNING.images, half_of_each_class))),
-            seeds=RELEARNING_SEEDS,
-            device=str(data.device),
-        )
+        return relearning(models, data.splits, original, config, seeds=RELEARNING_SEEDS, device=str(data.device))
 
 
 def convert_models(models: Mapping[str, Classifier], data: AuditData, costs: Stopwatch) -> dict[str, ConversionHits]:
     """Hits of converted copies; only the unlearned model is exported to ONNX, which takes longest.
 
     Args:
-        models: By name; of the references the first is converted.
+        models: By name; those of `CONVERTED` are converted.
         data: The images.
         costs: Counts the seconds.
     """
@@ -181,11 +197,66 @@ def convert_models(models: Mapping[str, Classifier], data: AuditData, costs: Sto
     converted = {}
     with costs("survival"):
         for name, model in models.items():
-            if is_reference(name) and name != "retrained 0":
-                continue
-            conversions = [each for each in CONVERSIONS if each != "onnx" or name == "unlearned"]
-            converted[name] = hits_after_conversion(model, images, conversions=conversions, device=device)
+            if name in CONVERTED:
+                conversions = [each for each in CONVERSIONS if each != "onnx" or name == "unlearned"]
+                converted[name] = hits_after_conversion(model, images, conversions=conversions, device=device)
     return converted
+
+
+def prompt_models(models: Mapping[str, Classifier], data: AuditData, costs: Stopwatch) -> dict[str, PromptRecovery]:
+    """What a visual prompt recovers from each model; none where no whole class is forgotten.
+
+    Args:
+        models: By name.
+        data: The images.
+        costs: Counts the seconds.
+    """
+    if not data.splits.forgets_classes():
+        return {}
+    config, device = replace(PROMPT, images=_learned_of_each_class(data, PROMPT.images)), str(data.device)
+    with costs("visual prompt"):
+        return {
+            name: recover_by_prompt(model, data.splits, config, seed=data.seed, device=device)
+            for name, model in models.items()
+        }
+
+
+def tune_models(models: Mapping[str, Classifier], data: AuditData, costs: Stopwatch) -> dict[str, RetainedTuning]:
+    """Each model after fine-tuning on retained images alone.
+
+    Args:
+        models: By name.
+        data: The images.
+        costs: Counts the seconds.
+    """
+    forget, device = data.forget_images(CONVERSION_IMAGES), str(data.device)
+    with costs("retained tuning"):
+        return {
+            name: tune_on_retained(model, forget, data.retain, seed=data.seed, device=device)
+            for name, model in models.items()
+        }
+
+
+def perturb_images(models: Mapping[str, Classifier], data: AuditData, costs: Stopwatch) -> dict[str, PerturbedHits]:
+    """Each model's hits on slightly changed forget images.
+
+    Args:
+        models: By name.
+        data: The images.
+        costs: Counts the seconds.
+    """
+    forget, device = data.forget_images(PERTURBED_IMAGES), str(data.device)
+    with costs("perturbed images"):
+        return {
+            name: recognise_perturbed(model, forget, seed=data.seed, device=device) for name, model in models.items()
+        }
+
+
+def _learned_of_each_class(data: AuditData, images: int) -> int:
+    """Forgotten images of each class that an attack learns from: at most half of them."""
+    forget = data.splits.forget
+    half_of_each_class = len(forget) // (2 * len(set(forget.targets.tolist())))
+    return max(1, min(images, half_of_each_class))
 
 
 def _true_probability(predictions: Predictions) -> Tensor:

@@ -1,8 +1,9 @@
 """Classifier two-sample test [Lopez-Paz & Oquab 2017]: can a model's predictions be told from a retrained one's?
 
-A uniform prediction forgets, and reveals what was forgotten. The attacker sees predictions on forget images, from the
-unlearned model or from a retrained one, and has to decide which. AUC 0.5 is guessing; the AUC between retrained models
-of different seeds is the level that no method has to beat.
+A uniform prediction forgets, and reveals what was forgotten. The attacker sees whole predictions on forget images, from
+the unlearned model or from a retrained one, and has to decide which: how the probability is spread, and over which
+classes, down to the least likely. AUC 0.5 is guessing; the AUC between retrained models of different seeds is the level
+that no method has to beat.
 """
 
 from __future__ import annotations
@@ -16,19 +17,31 @@ import torch
 from torch import Tensor
 
 from famr.audit.roc import FEWEST, AttackScores, auc, roc_summary
+from famr.engine.devices import single_thread
 from famr.errors import RequestError
 from famr.losses.objective import at_least_float32
 from famr.metrics.forgetting import entropy
 
 NEIGHBOURS = 5
-"""Retained classes nearest to the forgotten one whose probabilities are summed."""
+"""Classes nearest to that of an image whose probabilities are summed."""
 FOLDS = 5
-TREES = 40
+TREES = 50
+LEAVES = 8
+"""The most leaves of a tree."""
 MIN_LEAF = 5
 """Predictions in a leaf of a tree."""
+BINS = 32
+"""Values of a feature between which a tree may split."""
+FEATURE_SHARE = 0.2
+"""The share of the features among which a tree chooses each split."""
+INVERSE_REGULARISATION = 0.1
+"""C of the logistic regression."""
+LOWEST = -100.0
+"""Smaller log-probabilities are raised to this one."""
 DRAWS = 500
 """Bootstrap samples of the interval."""
 FEATURES = ("entropy", "margin", "neighbour mass")
+"""The features with a name; after them come the log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -48,46 +61,76 @@ class TwoSampleTest:
     by_feature: dict[str, float]
 
 
-def prediction_features(logits: Tensor, near: Tensor) -> Tensor:
-    """Entropy, z₍₁₎ − z₍₂₎ (the log-odds of the first class against the second), and Σ_{k ∈ near} p_k.
+def neighbour_order(logits: Tensor, targets: Tensor) -> Tensor:
+    """For each image its own class, then the other classes from the nearest to the farthest.
+
+    Near are the classes that are likely on average, without the true one, on all images of the same class.
+
+    Args:
+        logits: Of one model for all attacks, such as the original, on the forget images, (images, classes).
+        targets: True classes, (images,).
+
+    Returns:
+        Class indices, (images, classes).
+
+    >>> neighbour_order(torch.tensor([[9.0, 1.0, 3.0], [9.0, 0.0, 2.0]]), torch.tensor([0, 0]))
+    tensor([[0, 2, 1],
+            [0, 2, 1]])
+    """
+    others = torch.softmax(at_least_float32(logits).scatter(1, targets[:, None], -torch.inf), dim=-1)
+    classes = logits.shape[-1]
+    likely = torch.zeros(classes, classes, dtype=others.dtype).index_add(0, targets, others)  # sums order like means
+    return likely.fill_diagonal_(torch.inf).argsort(dim=1, descending=True, stable=True)[targets]
+
+
+def prediction_features(logits: Tensor, nearest: Tensor) -> Tensor:
+    """What the attacker sees of predictions.
+
+    These are the entropy, z₍₁₎ − z₍₂₎ (the log-odds of the first class against the second), Σ p over the neighbours of
+    the true class; then log p in the order of size, and in the order of nearness.
 
     Args:
         logits: (images, classes).
-        near: Indices of the classes nearest to the forgotten one.
+        nearest: Classes of each image as in `neighbour_order`, (images, classes).
 
     Returns:
-        (images, 3), in the order of `FEATURES`.
+        (images, 3 + 2 · classes).
     """
     logits = at_least_float32(logits)
     first, second = logits.topk(2, dim=-1).values.unbind(dim=-1)
-    mass = torch.softmax(logits, dim=-1)[:, near].sum(dim=-1)
-    return torch.stack([entropy(logits), first - second, mass], dim=-1)
+    log_p = torch.log_softmax(logits, dim=-1).clamp(min=LOWEST)
+    ordered = log_p.gather(-1, nearest)
+    mass = ordered[:, 1 : 1 + NEIGHBOURS].exp().sum(dim=-1)
+    named = torch.stack([entropy(logits), first - second, mass], dim=-1)
+    return torch.cat([named, log_p.sort(dim=-1, descending=True).values, ordered], dim=-1)
 
 
-def two_sample_test(unlearned: Tensor, retrained: Sequence[Tensor], near: Tensor, seed: int = 0) -> TwoSampleTest:
-    """A random forest on the features of predictions, cross-validated over images.
+def two_sample_test(unlearned: Tensor, retrained: Sequence[Tensor], nearest: Tensor, seed: int = 0) -> TwoSampleTest:
+    """Boosted trees and a logistic regression on the features of predictions, cross-validated over images.
 
-    An image is in the training part for all models or for none, so that the forest cannot memorise single images.
+    Their probabilities are averaged, so that nothing is selected by the images that are scored. An image is in the
+    training part for all models or for none, so that single images cannot be memorised.
 
     Args:
         unlearned: Logits on forget images, (images, classes).
         retrained: Logits of each retrained model on the same images.
-        near: Indices of the classes nearest to the forgotten one.
-        seed: Of the folds, the forest and the bootstrap.
+        nearest: Classes of each image as in `neighbour_order`, (images, classes).
+        seed: Of the folds, the trees and the bootstrap.
 
     Raises:
         RequestError: With fewer than 20 images.
     """
-    features = torch.stack([prediction_features(logits, near) for logits in (unlearned, *retrained)]).double().cpu()
+    if len(unlearned) < FEWEST:
+        raise RequestError(
+            f"The two-sample test needs at least {FEWEST} images, got {len(unlearned)}.", where="forget set"
+        )
+    features = torch.stack([prediction_features(logits, nearest) for logits in (unlearned, *retrained)]).double().cpu()
     from_unlearned = torch.zeros(features.shape[:2], dtype=torch.bool)  # (models, images)
     from_unlearned[0] = True
     scores = torch.from_numpy(_cross_validated_scores(features.numpy(), from_unlearned.numpy(), seed))
     scored = AttackScores(scores, from_unlearned, ~from_unlearned)
     interval = roc_summary(scored, seed=seed, draws=DRAWS, resample_models=False).auc
-    if interval is None:
-        raise RequestError(
-            f"The two-sample test needs at least {FEWEST} images, got {len(unlearned)}.", where="forget set"
-        )
+    assert interval is not None  # there are enough images
     alone = [auc(features[..., index].flatten(), from_unlearned.flatten()) for index in range(len(FEATURES))]
     by_feature = {name: max(value, 1 - value) for name, value in zip(FEATURES, alone, strict=True)}
     return TwoSampleTest(interval.value, interval.low, interval.high, by_feature)
@@ -96,17 +139,35 @@ def two_sample_test(unlearned: Tensor, retrained: Sequence[Tensor], near: Tensor
 def _cross_validated_scores(
     features: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], seed: int
 ) -> np.ndarray[Any, Any]:
-    """P(label) of each prediction, (models, images), by a forest trained on the images of the remaining folds."""
-    from sklearn.ensemble import RandomForestClassifier
+    """P(label) of each prediction, (models, images), by classifiers trained on the images of the remaining folds."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     models, images = labels.shape
     rows, truth = features.reshape(models * images, -1), labels.ravel().astype(int)
     rank = np.random.default_rng(seed).permutation(images).argsort()  # folds of a random order of the images
     scores = np.zeros(len(truth))
-    for train, test in GroupKFold(n_splits=FOLDS).split(rows, truth, np.tile(rank, models)):
-        forest = RandomForestClassifier(
-            n_estimators=TREES, min_samples_leaf=MIN_LEAF, class_weight="balanced", random_state=seed
-        ).fit(rows[train], truth[train])
-        scores[test] = forest.predict_proba(rows[test])[:, 1]
+    classifiers = (
+        HistGradientBoostingClassifier(
+            max_iter=TREES,
+            max_leaf_nodes=LEAVES,
+            min_samples_leaf=MIN_LEAF,
+            max_bins=BINS,
+            max_features=FEATURE_SHARE,
+            early_stopping=False,
+            class_weight="balanced",
+            random_state=seed,
+        ),
+        make_pipeline(
+            StandardScaler(), LogisticRegression(C=INVERSE_REGULARISATION, class_weight="balanced", max_iter=2000)
+        ),
+    )
+    with single_thread():
+        for train, test in GroupKFold(n_splits=FOLDS).split(rows, truth, np.tile(rank, models)):
+            for classifier in classifiers:
+                fitted = classifier.fit(rows[train], truth[train])
+                scores[test] += fitted.predict_proba(rows[test])[:, 1] / len(classifiers)
     return scores.reshape(models, images)

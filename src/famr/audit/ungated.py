@@ -15,8 +15,9 @@ from famr.audit.cka import cka_to_models
 from famr.audit.class_changes import ClassChange, class_changes, loss_of_nearest, nearness
 from famr.audit.comparison import ComparedModels
 from famr.audit.gates.base import NO_REFERENCE
+from famr.audit.gates.rmia import non_member_check
 from famr.audit.per_image import average_gap_means
-from famr.audit.relearning import median_steps
+from famr.audit.relearning import relearning_json
 from famr.audit.roc import auc
 from famr.audit.two_sample import NEIGHBOURS
 from famr.metrics.calibration import expected_calibration_error
@@ -37,11 +38,15 @@ def ungated_measurements(models: ComparedModels) -> dict[str, Any]:
         "tug_of_war": tugs_of_war(models),
         "calibration": calibration(models),
         "before_and_after": update_leakage(models),
+        "non_members": non_member_check(models),
         "collateral": retained_classes(models),
         "depth": _by_model(models, "recovery", "Held-out accuracies of attacks with five images a class."),
         "style": _by_model(models, "style", "Probes."),
         "relearning": relearn_times(models),
         "survival": _by_model(models, "conversions", "Forget accuracy as it is and after each change."),
+        "visual_prompt": _by_model(models, "prompt", "Accuracies before and under a visual prompt."),
+        "retained_tuning": _by_model(models, "retained_tuning", "Forget set after tuning on retained images alone."),
+        "perturbed": _by_model(models, "perturbed", "Forget accuracy on slightly changed images."),
     }
     return {name: part for name, part in parts.items() if part is not None}
 
@@ -158,11 +163,8 @@ def relearn_times(models: ComparedModels) -> dict[str, Any] | None:
         return None
     return {
         "needs_retrained": False,
-        "says": "Steps until 95 % of the original's accuracy on other forget images; null: not reached.",
-        **{
-            name: {"median_steps": median_steps(of_model), "runs": [run.to_json() for run in of_model]}
-            for name, of_model in runs.items()
-        },
+        "says": "Area under the curve of accuracy on other forget images, and steps until 95 % of the original's.",
+        **{name: relearning_json(of_model) for name, of_model in runs.items()},
     }
 
 

@@ -12,11 +12,15 @@ from famr.audit.gates.accuracy import (
 )
 from famr.audit.gates.base import Gate
 from famr.audit.gates.conversions import HALF_COMES_BACK, INT8_COMES_BACK, ONNX_COMES_BACK
-from famr.audit.gates.membership import MIA_EFFICACY_GAP, RMIA_AUC, U_LIRA_ACCURACY
+from famr.audit.gates.membership import MIA_EFFICACY_GAP, U_LIRA_ACCURACY
+from famr.audit.gates.perturbed import PERTURBED_GAP
 from famr.audit.gates.predictions import JS_TO_RETRAINED, TWO_SAMPLE_AUC
 from famr.audit.gates.recovery import BEST_BIAS_GAP, NEIGHBOURS_GAP, ORIGINAL_HEAD_GAP, PROBE_GAP
-from famr.audit.gates.relearning import RELEARNING_SAVED
+from famr.audit.gates.relearning import RELEARNING_GAP
+from famr.audit.gates.retained_tuning import RETAINED_TUNING_PROBABILITY_GAP, RETAINED_TUNING_RANK_GAP
+from famr.audit.gates.rmia import RMIA_AUC
 from famr.audit.gates.style import STYLE_GAP
+from famr.audit.gates.visual_prompt import VISUAL_PROMPT_GAP
 
 GATES: dict[str, Gate] = {
     gate.name: gate
@@ -36,7 +40,11 @@ GATES: dict[str, Gate] = {
         NEIGHBOURS_GAP,
         ORIGINAL_HEAD_GAP,
         STYLE_GAP,
-        RELEARNING_SAVED,
+        RELEARNING_GAP,
+        VISUAL_PROMPT_GAP,
+        RETAINED_TUNING_PROBABILITY_GAP,
+        RETAINED_TUNING_RANK_GAP,
+        PERTURBED_GAP,
         INT8_COMES_BACK,
         HALF_COMES_BACK,
         ONNX_COMES_BACK,
