@@ -23,10 +23,11 @@ import torch
 import famr
 from benchmarks.cells import log, small_vit, write_results
 from famr.audit.audit_data import AuditData
-from famr.audit.comparison import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, UNLEARNED, ComparedModels
+from famr.audit.comparison import ComparedModels
 from famr.audit.controls import NEVER_SAW_EPOCHS, collapsed, head_only_edit
 from famr.audit.costs import Stopwatch
 from famr.audit.measurements import ModelMeasurements, measure_models
+from famr.audit.names import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, UNLEARNED
 from famr.audit.verdict import Audit, judge, read_thresholds
 from famr.data.augmentation import Augmentation
 from famr.engine.devices import deterministic

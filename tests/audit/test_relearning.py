@@ -14,8 +14,8 @@ from audited import same_weights, weights_of, with_low_bias
 from famr.audit.relearning import (
     CHECKED,
     RECOVERED,
-    RelearningConfig,
     AttackImages,
+    RelearningConfig,
     images_needed,
     level_bias,
     median_steps,

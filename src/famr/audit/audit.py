@@ -7,10 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from famr.audit.audit_data import AuditData, require_comparable
-from famr.audit.comparison import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, RETRAINED, UNLEARNED, ComparedModels
+from famr.audit.comparison import ComparedModels
 from famr.audit.controls import collapsed, head_only_edit, learned_enough
 from famr.audit.costs import OnPart, Stopwatch
-from famr.audit.measurements import ModelMeasurements, is_reference, measure_models
+from famr.audit.measurements import ModelMeasurements, measure_models
+from famr.audit.names import (
+    COLLAPSED,
+    HEAD_ONLY,
+    NEVER_SAW,
+    ORIGINAL,
+    RETRAINED,
+    UNLEARNED,
+    is_reference,
+    reference_name,
+)
 from famr.audit.references import (
     Reference,
     ReferenceFacts,
@@ -204,7 +214,7 @@ class _GivenModels:
     @classmethod
     def of(cls, unlearned: Mapping[str, Classifier], against: Against, splits: Splits) -> _GivenModels:
         """Name them, check them, and make the edit of the head."""
-        trained_alone = {f"{RETRAINED} {index}": Reference.of(each) for index, each in enumerate(against.retrained)}
+        trained_alone = {reference_name(index): Reference.of(each) for index, each in enumerate(against.retrained)}
         if against.never_saw is not None:
             trained_alone[NEVER_SAW] = Reference.of(against.never_saw)
         models = {**unlearned, **({} if against.original is None else {ORIGINAL: against.original})}

@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from famr.audit.measurements import ModelMeasurements
+from famr.audit.names import COLLAPSED, ORIGINAL, RETRAINED, UNLEARNED
 from famr.audit.roc import RocSummary
 from famr.data.splits import Splits
-
-UNLEARNED, ORIGINAL, RETRAINED = "unlearned", "original", "retrained"
-NEVER_SAW, HEAD_ONLY, COLLAPSED = "never saw", "head only", "collapsed"
-"""Names of models in an audit: the one under audit, the one before, the references, and three controls."""
 
 
 @dataclass(frozen=True, eq=False)

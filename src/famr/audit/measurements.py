@@ -12,6 +12,7 @@ from torch import Tensor
 from famr.audit.audit_data import ATTACK_IMAGES, CONVERSION_IMAGES, AuditData
 from famr.audit.conversions import CONVERSIONS, ConversionHits, hits_after_conversion
 from famr.audit.costs import Stopwatch
+from famr.audit.names import HEAD_ONLY, NEVER_SAW, ORIGINAL, is_reference, reference_name
 from famr.audit.perturbed import PerturbedHits, recognise_perturbed
 from famr.audit.recovery import FEW_SHOT, ClassRecovery, recover_classes
 from famr.audit.relearning import RelearningConfig, RelearningRun, relearning
@@ -32,8 +33,6 @@ TRAINED_REFERENCES = 5
 """The most reference models on which attacks are run that train: they are the slowest part."""
 PERTURBED_IMAGES = 500
 """Forget images of which changed copies are predicted."""
-CONVERTED = ("unlearned", "original", "retrained 0")
-"""The models that are rounded and exported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +68,6 @@ class ModelMeasurements:
     perturbed: PerturbedHits | None = None
 
 
-def is_reference(name: str) -> bool:
-    """Whether a model of an audit is a reference: "retrained 0", "retrained 1", …
-
-    Args:
-        name: Of the model.
-    """
-    return name.startswith("retrained")
-
-
 def measure_models(
     models: Mapping[str, Classifier], data: AuditData, style: StyleLayer | None, quick: bool, costs: Stopwatch
 ) -> dict[str, ModelMeasurements]:
@@ -88,30 +78,80 @@ def measure_models(
         data: The images.
         style: Where to read the forgotten style; None for other requests.
         quick: Leave out the attacks that train or change the model or the images.
+        costs: Counts the seconds, and tells how many are left.
+    """
+    original = models.get(ORIGINAL)
+    left_out = [name for name in models if is_reference(name)][TRAINED_REFERENCES:]
+    measured = {}
+    for name, model in models.items():
+        found = measure_model(model, data, original, style, costs)
+        if not quick and data.enough and name not in left_out:
+            found = with_attacks(found, name, model, data, original, costs)
+        measured[name] = found
+        costs.done(name, len(measured), len(models))
+    return measured
+
+
+def with_attacks(
+    measured: ModelMeasurements,
+    name: str,
+    model: Classifier,
+    data: AuditData,
+    original: Classifier | None,
+    costs: Stopwatch,
+) -> ModelMeasurements:
+    """The same with the attacks that train, and those that change the model or the images.
+
+    Args:
+        measured: What was measured on the model.
+        name: Of the model; which conversions it goes through depends on it.
+        model: The model; it is not changed.
+        data: The images.
+        original: By whose accuracy relearning is measured; None: the model does not relearn.
         costs: Counts the seconds.
     """
-    original = models.get("original")
-    measured = {name: measure_model(model, data, original, style, costs) for name, model in models.items()}
-    if quick or not data.enough:
-        return measured
-    left_out = [name for name in models if is_reference(name)][TRAINED_REFERENCES:]
-    attacked = {name: model for name, model in models.items() if name not in left_out}
-    runs = relearn_models(attacked, original, data, costs)
-    conversions = convert_models(models, data, costs)
-    prompts = prompt_models(attacked, data, costs)
-    tuned = tune_models(attacked, data, costs)
-    perturbed = perturb_images(attacked, data, costs)
-    return {
-        name: replace(
-            one,
-            relearning=runs.get(name),
-            conversions=conversions.get(name),
-            prompt=prompts.get(name),
-            retained_tuning=tuned.get(name),
-            perturbed=perturbed.get(name),
-        )
-        for name, one in measured.items()
-    }
+    splits, device, seed = data.splits, str(data.device), data.seed
+    relearned = prompt = None
+    if original is not None:
+        config = replace(RELEARNING, images=_learned_of_each_class(data, RELEARNING.images))
+        with costs("relearning"):
+            runs = relearning({name: model}, splits, original, config, seeds=RELEARNING_SEEDS, device=device)
+            relearned = runs[name]
+    if splits.forgets_classes():
+        prompt_config = replace(PROMPT, images=_learned_of_each_class(data, PROMPT.images))
+        with costs("visual prompt"):
+            prompt = recover_by_prompt(model, splits, prompt_config, seed=seed, device=device)
+    images = data.forget_images(CONVERSION_IMAGES)
+    with costs("retained tuning"):
+        tuned = tune_on_retained(model, images, data.retain, seed=seed, device=device)
+    with costs("perturbed images"):
+        perturbed = recognise_perturbed(model, data.forget_images(PERTURBED_IMAGES), seed=seed, device=device)
+    with costs("survival"):
+        tried = conversions_of(name)
+        converted = hits_after_conversion(model, images, conversions=tried, device=device) if tried else None
+    return replace(
+        measured,
+        relearning=relearned,
+        prompt=prompt,
+        retained_tuning=tuned,
+        perturbed=perturbed,
+        conversions=converted,
+    )
+
+
+def conversions_of(name: str) -> tuple[str, ...]:
+    """Conversions that a model goes through; only a model under audit is exported to ONNX, which takes longest.
+
+    Args:
+        name: Of the model.
+
+    >>> conversions_of("original"), conversions_of("never saw"), conversions_of("retrained 1")
+    (('int8', 'bf16', 'fp16'), (), ())
+    """
+    if name in (NEVER_SAW, HEAD_ONLY) or (is_reference(name) and name != reference_name(0)):
+        return ()
+    under_audit = name != ORIGINAL and not is_reference(name)
+    return tuple(each for each in CONVERSIONS if under_audit or each != "onnx")
 
 
 def measure_model(
@@ -122,7 +162,7 @@ def measure_model(
     Args:
         model: The model.
         data: The images.
-        original: Whose head is transplanted; None for reference models.
+        original: Whose head is transplanted; None where it was not given.
         style: Where to read the forgotten style; None for other requests.
         costs: Counts the seconds.
     """
@@ -165,91 +205,6 @@ def non_member_share(forget: Predictions, retain: Predictions, test: Predictions
             lambda draw: predict_non_members(members, non_members, attacked, seed + draw), range(MEMBERSHIP_DRAWS)
         )
         return torch.stack(list(draws)).mean(dim=0)
-
-
-def relearn_models(
-    models: Mapping[str, Classifier], original: Classifier | None, data: AuditData, costs: Stopwatch
-) -> dict[str, tuple[RelearningRun, ...]]:
-    """Relearning runs by model; none without the original, whose accuracy they are measured by.
-
-    Args:
-        models: By name.
-        original: None where it was not given.
-        data: The images.
-        costs: Counts the seconds.
-    """
-    if original is None:
-        return {}
-    config = replace(RELEARNING, images=_learned_of_each_class(data, RELEARNING.images))
-    with costs("relearning"):
-        return relearning(models, data.splits, original, config, seeds=RELEARNING_SEEDS, device=str(data.device))
-
-
-def convert_models(models: Mapping[str, Classifier], data: AuditData, costs: Stopwatch) -> dict[str, ConversionHits]:
-    """Hits of converted copies; only the unlearned model is exported to ONNX, which takes longest.
-
-    Args:
-        models: By name; those of `CONVERTED` are converted.
-        data: The images.
-        costs: Counts the seconds.
-    """
-    images, device = data.forget_images(CONVERSION_IMAGES), str(data.device)
-    converted = {}
-    with costs("survival"):
-        for name, model in models.items():
-            if name in CONVERTED:
-                conversions = [each for each in CONVERSIONS if each != "onnx" or name == "unlearned"]
-                converted[name] = hits_after_conversion(model, images, conversions=conversions, device=device)
-    return converted
-
-
-def prompt_models(models: Mapping[str, Classifier], data: AuditData, costs: Stopwatch) -> dict[str, PromptRecovery]:
-    """What a visual prompt recovers from each model; none where no whole class is forgotten.
-
-    Args:
-        models: By name.
-        data: The images.
-        costs: Counts the seconds.
-    """
-    if not data.splits.forgets_classes():
-        return {}
-    config, device = replace(PROMPT, images=_learned_of_each_class(data, PROMPT.images)), str(data.device)
-    with costs("visual prompt"):
-        return {
-            name: recover_by_prompt(model, data.splits, config, seed=data.seed, device=device)
-            for name, model in models.items()
-        }
-
-
-def tune_models(models: Mapping[str, Classifier], data: AuditData, costs: Stopwatch) -> dict[str, RetainedTuning]:
-    """Each model after fine-tuning on retained images alone.
-
-    Args:
-        models: By name.
-        data: The images.
-        costs: Counts the seconds.
-    """
-    forget, device = data.forget_images(CONVERSION_IMAGES), str(data.device)
-    with costs("retained tuning"):
-        return {
-            name: tune_on_retained(model, forget, data.retain, seed=data.seed, device=device)
-            for name, model in models.items()
-        }
-
-
-def perturb_images(models: Mapping[str, Classifier], data: AuditData, costs: Stopwatch) -> dict[str, PerturbedHits]:
-    """Each model's hits on slightly changed forget images.
-
-    Args:
-        models: By name.
-        data: The images.
-        costs: Counts the seconds.
-    """
-    forget, device = data.forget_images(PERTURBED_IMAGES), str(data.device)
-    with costs("perturbed images"):
-        return {
-            name: recognise_perturbed(model, forget, seed=data.seed, device=device) for name, model in models.items()
-        }
 
 
 def _learned_of_each_class(data: AuditData, images: int) -> int:

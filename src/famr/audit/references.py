@@ -9,8 +9,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from famr.audit.comparison import ORIGINAL, UNLEARNED
 from famr.audit.measurements import ModelMeasurements
+from famr.audit.names import ORIGINAL, UNLEARNED
 from famr.data.request import Request
 from famr.data.splits import Splits
 from famr.errors import RequestError

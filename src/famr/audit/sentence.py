@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from famr.audit.comparison import UNLEARNED
 from famr.audit.gates import gate_title
+from famr.audit.names import UNLEARNED
 
 if TYPE_CHECKING:
     from famr.audit.verdict import Audit

@@ -21,10 +21,15 @@ from famr.audit.lira import (
     u_lira_scores,
 )
 from famr.audit.measurements import ModelMeasurements
+from famr.audit.names import RETRAINED
 from famr.audit.roc import AttackScores, RocSummary, image_auc, roc_summary
 from famr.audit.shadow_logits import FEWEST_MODELS, ShadowLogits
-from famr.metrics.retraining import klom
+from famr.metrics.retraining import KLOM_BINS, klom
 
+FEWEST_FOR_VERDICT = 32
+"""Shadow models of each kind below which U-LiRA gives no verdict."""
+KLOM_MODELS = 5 * KLOM_BINS
+"""Models of each kind below which the histograms of KLoM have too few in a bin."""
 MOST_EXPOSED = 5
 """Images with the highest AUC that are named."""
 
@@ -49,9 +54,10 @@ def u_lira_by_kind(shadows: ShadowLogits, seed: int = 0) -> dict[str, RocSummary
     for name, (ours, theirs) in pairs.items():
         if ours is None:
             found[name] = "not available: there are no logits of the shadow models before they unlearned"
-        elif min(len(ours), len(theirs)) < FEWEST_MODELS:
+        elif min(len(ours), len(theirs)) < (FEWEST_FOR_VERDICT // 2 if name == RETRAINED else FEWEST_FOR_VERDICT):
             found[name] = (
-                f"not available: {len(ours)} and {len(theirs)} shadow models, fewer than {FEWEST_MODELS} a kind"
+                f"not available: a verdict takes {FEWEST_FOR_VERDICT} shadow models of each kind, and there are "
+                f"{len(shadows.unlearned)} and {len(shadows.retrained)}"
             )
         else:
             found[name] = u_lira(ours, theirs, shadows.targets, seed=seed)
@@ -123,8 +129,11 @@ def klom_figures(shadows: ShadowLogits) -> dict[str, Any] | str:
     Args:
         shadows: Their logits.
     """
-    if min(len(shadows.unlearned), len(shadows.retrained) // 2) < 2:
-        return "not available: two unlearned and four retrained models at least"
+    if min(len(shadows.unlearned), len(shadows.retrained) // 2) < KLOM_MODELS:
+        return (
+            f"not available: its histograms of {KLOM_BINS} bins take {KLOM_MODELS} unlearned and {2 * KLOM_MODELS} "
+            f"retrained models, and there are {len(shadows.unlearned)} and {len(shadows.retrained)}"
+        )
     ours, theirs = (scaled_confidence(logits, shadows.targets) for logits in (shadows.unlearned, shadows.retrained))
     ends = torch.tensor([0.5, 0.95], dtype=torch.double)
     values = {"unlearned": klom(ours, theirs), "among_retrained": klom(theirs[0::2], theirs[1::2])}

@@ -15,18 +15,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from famr.audit.comparison import (
-    COLLAPSED,
-    HEAD_ONLY,
-    NEVER_SAW,
-    ORIGINAL,
-    RETRAINED,
-    UNLEARNED,
-    ComparedModels,
-)
+from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates import GATES
 from famr.audit.gates.base import Gate, Kind
+from famr.audit.names import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, RETRAINED, UNLEARNED
 from famr.audit.prediction_bound import upper_prediction_bound
 from famr.errors import RequestError
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from famr.audit.audit import audit
-from famr.audit.comparison import UNLEARNED
 from famr.audit.controls import train_never_saw
 from famr.audit.costs import PartDone
+from famr.audit.names import UNLEARNED
 from famr.audit.references import Reference
 from famr.audit.style_probe import StyleLayer
 from famr.audit.verdict import Audit, read_thresholds

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from famr.audit.comparison import RETRAINED, ComparedModels
+from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import Estimate, Estimates, gap_estimate
 from famr.audit.measurements import ModelMeasurements
+from famr.audit.names import RETRAINED
 from famr.audit.per_image import PerImage, difference
 
 NO_REFERENCE = "no retrained model was given"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates.base import Gate, gap_to_references
+from famr.audit.names import RETRAINED
 from famr.audit.per_image import non_member
 from famr.audit.roc import RocSummary
 
@@ -24,7 +25,15 @@ def u_lira_accuracies(models: ComparedModels) -> Estimates:
         models: With figures of U-LiRA.
     """
     assert models.u_lira is not None  # the gate does not apply without
-    return Estimates({name: _u_lira_accuracy(models.u_lira[name]) for name in (*models.audited, "retrained")})
+    attacked = [name for name in (*models.audited, RETRAINED) if name in models.u_lira]
+    control = _u_lira_accuracy(models.u_lira[RETRAINED])
+    if (ends := control.ends()) is not None and not ends[0] <= 0.5 <= ends[1]:
+        reason = (
+            "the attack tells one half of the retrained shadow models from the other, at an accuracy of "
+            f"{control.value:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]: they are not alike, or too few"
+        )
+        return Estimates({name: Estimate.not_available(reason) for name in attacked})
+    return Estimates({name: _u_lira_accuracy(models.u_lira[name]) for name in attacked})
 
 
 def _u_lira_accuracy(found: RocSummary | str) -> Estimate:

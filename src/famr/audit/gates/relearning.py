@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from famr.audit.comparison import RETRAINED, ComparedModels
+from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates.attacked import attacked_models, was_run
 from famr.audit.gates.base import Gate, gap_to_references
 from famr.audit.measurements import RELEARNING, ModelMeasurements
+from famr.audit.names import RETRAINED
 
 NO_ORIGINAL = "relearning takes the original, whose accuracy it is measured by"
 NO_HITS = "the original recognises none of the images that relearning is measured on"
