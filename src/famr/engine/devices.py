@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
@@ -99,11 +100,15 @@ def single_thread() -> AbstractContextManager[object]:
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 """The environment variable that makes cuBLAS deterministic."""
+ATTENTION_VARIES = ".*defaults to a non-deterministic algorithm"
+"""What torch warns of once where a gradient goes through attention on CUDA: its rounding differs from run to run."""
 
 
 @contextmanager
 def deterministic(seed: int) -> Iterator[None]:
     """Seed torch and use deterministic kernels; the caller's random state, flags and environment return on exit.
+
+    The gradient of attention on CUDA keeps its fast kernels, whose rounding differs from run to run (docs/speed.md).
 
     Args:
         seed: Of every random draw inside that has no generator of its own.
@@ -113,7 +118,8 @@ def deterministic(seed: int) -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     filled: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     efficient = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ATTENTION_VARIES, UserWarning)
         torch.manual_seed(seed)
         os.environ.setdefault(CUBLAS, ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
