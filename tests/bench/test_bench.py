@@ -29,7 +29,7 @@ from famr.baselines.descent import RATES
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.bench import methods, running, scoring
 from famr.bench.columns import AVERAGE_GAP
-from famr.bench.comparison import rank_column
+from famr.bench.comparison import compare, rank_column
 from famr.bench.methods import FAMR_PAPER, BenchMethod, bench_methods, file_stem, methods_by_name, slug
 from famr.bench.plan import Bench
 from famr.bench.references import Reference
@@ -275,6 +275,32 @@ def test_a_failed_cell_is_shown_with_its_reason_and_affects_no_other(ran: Ran) -
     assert "failed: The loss is not finite" in row[0]
     assert row[-1] == "0 of 2"
     assert "Not served: DELETE" in text
+
+
+def test_the_page_begins_with_what_was_run_what_marks_mean_and_what_is_not_shown(ran: Ran) -> None:
+    page = (ran.folder / "results.md").read_text(encoding="utf-8")
+    beginning, _, tables = page.partition("\n|")
+    assert "**5 methods, 2 requests, 2 seeds: " in beginning
+    for word in (
+        "Data: digits",
+        "Model: ",
+        "Forgotten: class 3; 10 ",
+        "Seeds 0, 1: an original for each",
+        "Methods: FAMR",
+    ):
+        assert f"\n- {word}" in beginning
+    for word in ("Marks", "Intervals", "Tests", "Not ranked", "Not shown"):
+        assert f"\n- {word}: " in beginning
+    assert "Not tested: 1 request and 2 seeds" in beginning
+    assert "Differences to the best method" in tables
+
+
+def test_results_json_has_the_comparison_of_its_cells(ran: Ran) -> None:
+    assert ran.content["comparisons"] == compare(ran.content)
+    assert ran.content["comparisons"].keys() == {"class", "samples"}
+    gap = ran.content["comparisons"]["class"]["average_gap"]
+    assert gap["methods"].keys() == {"FAMR", "fine-tune", "DELETE"}  # not the one that failed, nor retraining
+    assert (gap["blocks"], gap["comparisons"]) == (2, 0)
 
 
 def test_names_are_escaped_in_the_pages(ran: Ran) -> None:

@@ -111,8 +111,9 @@ def test_equal_differences_are_told_from_none() -> None:
     assert paired(base, base) == ((0.0, 0.0, 3), None, 1.0)
     more = {cell: value + 0.5 for cell, value in base.items()}
     assert paired(more, base) == ((0.5, 0.0, 3), None, 0.0)
-    rounded = {cell: value + 0.1 for cell, value in base.items()}  # 0.1 is no binary fraction
-    assert paired(rounded, base)[1:] == (None, 0.0)
+    tenths = one_request(0.1, 0.7, 2.3)
+    rounded = {cell: value + 0.1 for cell, value in tenths.items()}  # 0.1 is no binary fraction
+    assert paired(rounded, tenths)[1:] == (None, 0.0)
     assert difference(base, {}) is None
 
 

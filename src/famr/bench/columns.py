@@ -37,14 +37,15 @@ class Column(NamedTuple):
             cell: A finished cell.
             model: `original`, `unlearned` or `retrained`.
         """
-        if not self.cost:
-            figure: float | None = (cell[model] or {}).get(self.name)
-            return figure
-        if model == "retrained" and self.name == "share_of_retraining":
+        if self.cost and model == "original":
+            return None
+        if self.name == "share_of_retraining" and model == "retrained":
             return 1.0 if cell["retrained"] else None
-        costs = {"original": {}, "unlearned": cell, "retrained": cell["retraining"] or {}}[model]
-        cost: float | None = costs.get(self.name)
-        return cost
+        figures = cell[model]
+        if self.cost:
+            figures = cell if model == "unlearned" else cell["retraining"]
+        figure: float | None = (figures or {}).get(self.name)
+        return figure
 
     def distance(self, cell: Cell) -> float | None:
         """What methods are compared by, small is good: the distance to the retrained model, or the figure itself.

@@ -39,13 +39,11 @@ from famr.bench.tuning import best_trial
 from famr.report.content import Block, Bullets, Report, Section, Table, Text
 
 KINDS = {"class": "Classes", "concept": "Concepts", "samples": "Samples"}
-NOTES = (
+READING = (
     f"Marks: {BEST} best; {TIED} not shown to be worse than the best, which does not show that it is as good: with few "
     "requests or seeds even large differences stay unproven; no mark: significantly worse, or not ranked. Where "
     "nothing was tested only the best is marked, and the line above the table says so. † does not forget (For-Acc more "
     f"than {100 * FORGETS_WITHIN:g} points above retrained), so its costs are not ranked.",
-    "Best is what is nearest to the retrained model in Ret-Acc, For-Acc, CE, Ent, KL and MIA-efficacy, and the "
-    "smallest in the remaining columns.",
     "Intervals: ± is half of a 95 % interval (Student's t). With three requests or more it is over requests, each "
     "averaged over its seeds, and speaks of requests like these, forgotten by these originals; with fewer it is over "
     "seeds, and speaks of these requests alone. The line above the table says which.",
@@ -59,6 +57,12 @@ NOTES = (
     "Not ranked: retrain, which is a retrained model of another seed, where it was run: no method can be expected to "
     "come closer; and methods with a failed or missing cell. While a bench is unfinished, only requests and seeds "
     "count that most methods have run.",
+    "Not shown: other models, data and requests than those above; attacks other than the one of MIA-efficacy, "
+    "relearning and what is left in the weights, which famr audit measures.",
+)
+DEFINITIONS = (
+    "Best: what is nearest to the retrained model in Ret-Acc, For-Acc, CE, Ent, KL and MIA-efficacy, and the "
+    "smallest in the remaining columns.",
     "Ret-Acc: held-out images that are not forgotten; For-Acc, CE, Ent, KL and JS: the forget set; nats. KL is to the "
     "original.",
     "Avg. Gap: mean distance to the retrained model of For-Acc, accuracy on retained training images, Ret-Acc and "
@@ -70,8 +74,6 @@ NOTES = (
     "what a process does once: on a GPU every method has run before it is timed. "
     "FDE: passes of an image through a network, divided by the number of training images. Peak memory is counted on a "
     "GPU only, beyond what is allocated when a method begins: the images, the original.",
-    "Not shown: other models, data and requests than those above; attacks other than the one of MIA-efficacy, "
-    "relearning and what is left in the weights, which famr audit measures.",
 )
 
 
@@ -91,7 +93,11 @@ def results_page(content: Mapping[str, Any]) -> Report:
     verdict += (
         f": {len(finished)} of {len(cells)} cells have figures, {len(failed)} failed, {len(missing)} not run yet."
     )
-    sections = [_setting(content), Section("How to read the tables", (Bullets(NOTES),))]
+    sections = [
+        _setting(content),
+        Section("How to read the tables", (Bullets(READING),)),
+        Section("What the columns are", (Bullets(DEFINITIONS),)),
+    ]
     for kind, title in KINDS.items():
         if of_kind := [cell for cell in cells if cell_kind(cell, content) == kind]:
             sections.append(Section(title, _kind_blocks(of_kind)))
@@ -147,9 +153,7 @@ def _why_none(cells: Sequence[Cell]) -> str:
 
 
 def _row(label: str, cells: Sequence[Cell], model: str) -> tuple[str, ...]:
-    means = []
-    for column in COLUMNS:
-        means.append(format_mean(blocked_mean(by_case(cells, column, model)), column.format))
+    means = [format_mean(blocked_mean(by_case(cells, column, model)), column.format) for column in COLUMNS]
     return (label, *means, str(len(cells)))
 
 
