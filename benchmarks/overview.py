@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmarks.markdown import markdown_table, page_head
 from benchmarks.paper.tables import paper_page
-from famr.bench.tables import COLUMNS, FORMATS, by_method, cell_kind, finished_cells, results_page
+from famr.bench.columns import COLUMNS, FORMATS, by_method, cell_kind, finished_cells
+from famr.bench.tables import results_page
 from famr.report.markdown import as_markdown
 
 ORDER = ("methods", "table", "paper", "frontier", "requests", "concept", "style")

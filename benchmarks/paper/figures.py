@@ -8,9 +8,9 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from benchmarks.paper.setting import LARGE, SMALL, run_cells
+from famr.bench.columns import finished_cells
 from famr.bench.methods import FAMR_PAPER
 from famr.bench.statistics import Mean, mean_of
-from famr.bench.tables import finished_cells
 from famr.errors import RequestError
 from famr.report.escaping import visible
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks.paper.setting import LARGE, SMALL, run_cells
+from famr.bench.columns import finished_cells
 from famr.bench.methods import FAMR_PAPER
-from famr.bench.statistics import FEWEST_PAIRS, mean_of
-from famr.bench.tables import finished_cells
+from famr.bench.statistics import FEWEST_BLOCKS, mean_of
 
 Verdict = Literal["confirmed", "refuted", "undecided"]
 NEAR_UNIFORM = 0.95
@@ -109,8 +109,8 @@ def _by_size(
     if not all(groups):
         return Observation(statement, setting, "undecided", "not measured: there must be small and large models")
     shared = sorted(set.intersection(*(set(values) for group in groups for values in group)))
-    if len(shared) < FEWEST_PAIRS:
-        few = f"{len(shared)} pairs of class and seed are in all sizes, and {FEWEST_PAIRS} are needed"
+    if len(shared) < FEWEST_BLOCKS:
+        few = f"{len(shared)} pairs of class and seed are in all sizes, and {FEWEST_BLOCKS} are needed"
         return Observation(statement, setting, "undecided", few)
     large, small = ([statistics.fmean(values[key] for values in group) for key in shared] for group in groups)
     mean = mean_of([a - b for a, b in zip(large, small, strict=True)])
@@ -130,8 +130,8 @@ def _near_zero(setting: str, cells: Sequence[Cell], classes: int) -> Observation
     statement = "Forget accuracy goes to near zero (at most twice chance), all sizes together"
     mean = mean_of([cell["unlearned"]["forget_accuracy"] for cell in cells])
     allowed = 2 / classes
-    if mean is None or mean.half_width is None or mean.size < FEWEST_PAIRS:
-        return Observation(statement, setting, "undecided", f"{len(cells)} cells, and {FEWEST_PAIRS} are needed")
+    if mean is None or mean.half_width is None or mean.size < FEWEST_BLOCKS:
+        return Observation(statement, setting, "undecided", f"{len(cells)} cells, and {FEWEST_BLOCKS} are needed")
     figure = f"{100 * mean.mean:.1f} ± {100 * mean.half_width:.1f} %"
     evidence = f"{figure}, allowed {100 * allowed:.1f} %, {mean.size} cells"
     return Observation(statement, setting, _side(mean.mean, mean.half_width, allowed, below=True), evidence)
@@ -141,8 +141,8 @@ def _uniform(setting: str, cells: Sequence[Cell], classes: int) -> Observation:
     statement = f"Predictions become nearly uniform (entropy at least {100 * NEAR_UNIFORM:g} % of ln C)"
     most = math.log(classes)
     mean = mean_of([cell["unlearned"]["forget_entropy"] / most for cell in cells])
-    if mean is None or mean.half_width is None or mean.size < FEWEST_PAIRS:
-        return Observation(statement, setting, "undecided", f"{len(cells)} cells, and {FEWEST_PAIRS} are needed")
+    if mean is None or mean.half_width is None or mean.size < FEWEST_BLOCKS:
+        return Observation(statement, setting, "undecided", f"{len(cells)} cells, and {FEWEST_BLOCKS} are needed")
     evidence = f"entropy is {100 * mean.mean:.1f} ± {100 * mean.half_width:.1f} % of ln {classes} = {most:.2f}"
     return Observation(statement, setting, _side(mean.mean, mean.half_width, NEAR_UNIFORM, below=False), evidence)
 
@@ -158,8 +158,8 @@ def _correlated(statement: str, setting: str, cells: Sequence[Cell], name: str) 
         if len(set(accuracies)) > 1 and len(set(values)) > 1:
             correlations.append(float(stats.spearmanr(accuracies, values).statistic))
     mean = mean_of(correlations)
-    if mean is None or mean.half_width is None or mean.size < FEWEST_PAIRS:
-        few = f"{len(correlations)} runs with a history, and {FEWEST_PAIRS} are needed"
+    if mean is None or mean.half_width is None or mean.size < FEWEST_BLOCKS:
+        few = f"{len(correlations)} runs with a history, and {FEWEST_BLOCKS} are needed"
         return Observation(statement, setting, "undecided", few)
     evidence = (
         f"rank correlation with forget accuracy over epochs {mean.mean:.2f} ± {mean.half_width:.2f}, {mean.size} runs"

@@ -7,9 +7,10 @@ from typing import Any
 
 from benchmarks.paper.observations import observations
 from benchmarks.paper.setting import DEFAULT, SIZES, printed, run_cells
+from famr.bench.columns import case_key, finished_cells
 from famr.bench.methods import FAMR_PAPER
-from famr.bench.statistics import mean_of
-from famr.bench.tables import finished_cells, format_mean
+from famr.bench.statistics import Figures, blocked_mean
+from famr.bench.tables import format_mean
 from famr.metrics.tables import COLUMNS, in_percent
 from famr.report.content import Block, Bullets, Report, Section, Table, Text
 
@@ -66,17 +67,19 @@ def _run_rows(run: Mapping[str, Any], finished: Sequence[Mapping[str, Any]]) -> 
     groups.append(("retrained" if retrained or not cases else "retrained: not available", "retrained", retrained))
     rows = []
     for label, model, cells in groups:
-        figures = [_mean(name, [cell[model][name] for cell in cells]) for name in METRICS]
-        seconds = [cell["facts"]["seconds_of_steps"] for cell in cells] if model == "unlearned" else []
-        if model == "retrained":
-            seconds = [cell["retraining"]["seconds"] for cell in cells]
+        figures = [_mean(name, {case_key(cell): cell[model][name] for cell in cells}) for name in METRICS]
+        seconds = {}
+        if model == "unlearned":
+            seconds = {case_key(cell): cell["facts"]["seconds_of_steps"] for cell in cells}
+        elif model == "retrained":
+            seconds = {case_key(cell): cell["retraining"]["seconds"] for cell in cells}
         who = f"{label} ({run['setting']})"
-        rows.append((run["size"], who, *figures, format_mean(mean_of(seconds), "two"), str(len(cells))))
+        rows.append((run["size"], who, *figures, format_mean(blocked_mean(seconds), "two"), str(len(cells))))
     return rows
 
 
-def _mean(name: str, values: Sequence[float]) -> str:
-    return format_mean(mean_of(values), "percent" if name.endswith("accuracy") else "two")
+def _mean(name: str, figures: Figures) -> str:
+    return format_mean(blocked_mean(figures), "percent" if name.endswith("accuracy") else "two")
 
 
 def _notes(content: Mapping[str, Any]) -> list[str]:
@@ -87,7 +90,8 @@ def _notes(content: Mapping[str, Any]) -> list[str]:
         lines.append(f"The paper used {data}; here {content['data']} stands in, so the rows are not of the same data.")
     return [
         *lines,
-        "± is half of a 95 % interval (Student's t over classes and seeds); the paper gives none.",
+        "± is half of a 95 % interval (Student's t over classes, each averaged over its seeds; over seeds with fewer "
+        "than three classes); the paper gives none.",
         "Ret-Acc on held-out images of the remaining classes; For-Acc, CE, Ent and KL on the forget set; nats. KL is "
         "KL(original ‖ unlearned) of the softmax outputs; the paper does not name its direction.",
         "Alg. 1: with the paper's numbers; default: FAMR(); retrained: not available where no such model was trained. "

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from scipy import stats
 
 import famr
 from baselines.cases import start
@@ -29,14 +28,21 @@ from famr.baselines import (
 from famr.baselines.descent import RATES
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.bench import methods, running, scoring
+from famr.bench.columns import AVERAGE_GAP
+from famr.bench.comparison import compare, rank_column
 from famr.bench.methods import FAMR_PAPER, BenchMethod, bench_methods, file_stem, methods_by_name, slug
 from famr.bench.plan import Bench
 from famr.bench.references import Reference
 from famr.bench.results import CellKey, ResultsFolder
 from famr.bench.running import run_bench
 from famr.bench.scoring import GAP_METRICS, calibration_and_scored
-from famr.bench.statistics import BEST, TIED, differs, mean_of, rank_marks
-from famr.bench.tables import COLUMNS, column_marks, methods_table, ranking_summary, results_page, tuning_table
+from famr.bench.statistics import BEST
+from famr.bench.tables import (
+    methods_table,
+    ranking_summary,
+    results_page,
+    tuning_table,
+)
 from famr.bench.tasks import Task, request_task, samples_task, tuning_tasks
 from famr.bench.tuning import best_trial, tuning_variants
 from famr.data import Data
@@ -113,28 +119,6 @@ def cells_of(content: dict[str, Any], **key: Any) -> list[dict[str, Any]]:
 
 
 # numbers
-
-
-def test_interval_and_paired_test_agree_with_scipy() -> None:
-    values = [0.2, 0.9, 0.4, 0.1]
-    mean = mean_of(values)
-    assert mean is not None
-    low, high = stats.t.interval(0.95, 3, loc=0.4, scale=stats.sem(values))
-    assert (mean.low, mean.high) == (pytest.approx(low), pytest.approx(high))
-    for shift in (0.0, 0.05, 0.3, 0.6, 1.0):
-        moved = [value + shift for value in values]
-        assert differs(moved) == (stats.ttest_1samp(moved, 0.0).pvalue < 0.05)
-
-
-def test_ties_need_three_common_cells_and_are_decided_by_pairs() -> None:
-    def by_cell(*values: float) -> dict[tuple[str, int], float]:
-        return {("class 3", seed): value for seed, value in enumerate(values)}
-
-    # always a little worse: the intervals overlap, the pairs do not
-    assert rank_marks({"a": by_cell(1, 5, 9), "b": by_cell(1.1, 5.11, 9.1)}) == {"a": BEST}
-    assert rank_marks({"a": by_cell(1, 5, 9), "b": by_cell(2, 4, 9.1)}) == {"a": BEST, "b": TIED}
-    assert rank_marks({"a": by_cell(1, 5), "b": by_cell(2, 4.5)}) == {"a": BEST}
-    assert rank_marks({"a": {}, "b": {}}) == {}
 
 
 def test_trials_stay_within_the_limit_and_include_the_methods_own_numbers() -> None:
@@ -291,6 +275,32 @@ def test_a_failed_cell_is_shown_with_its_reason_and_affects_no_other(ran: Ran) -
     assert "failed: The loss is not finite" in row[0]
     assert row[-1] == "0 of 2"
     assert "Not served: DELETE" in text
+
+
+def test_the_page_begins_with_what_was_run_what_marks_mean_and_what_is_not_shown(ran: Ran) -> None:
+    page = (ran.folder / "results.md").read_text(encoding="utf-8")
+    beginning, _, tables = page.partition("\n|")
+    assert "**5 methods, 2 requests, 2 seeds: " in beginning
+    for word in (
+        "Data: digits",
+        "Model: ",
+        "Forgotten: class 3; 10 ",
+        "Seeds 0, 1: an original for each",
+        "Methods: FAMR",
+    ):
+        assert f"\n- {word}" in beginning
+    for word in ("Marks", "Intervals", "Tests", "Not ranked", "Not shown"):
+        assert f"\n- {word}: " in beginning
+    assert "Not tested: 1 request and 2 seeds" in beginning
+    assert "Differences to the best method" in tables
+
+
+def test_results_json_has_the_comparison_of_its_cells(ran: Ran) -> None:
+    assert ran.content["comparisons"] == compare(ran.content)
+    assert ran.content["comparisons"].keys() == {"class", "samples"}
+    gap = ran.content["comparisons"]["class"]["average_gap"]
+    assert gap["methods"].keys() == {"FAMR", "fine-tune", "DELETE"}  # not the one that failed, nor retraining
+    assert (gap["blocks"], gap["comparisons"]) == (2, 0)
 
 
 def test_names_are_escaped_in_the_pages(ran: Ran) -> None:
@@ -548,20 +558,22 @@ def test_without_retrained_models_their_figures_are_not_available(digits: Data, 
 
 def test_a_seed_that_has_just_begun_does_not_unrank_methods(ran: Ran) -> None:
     cells = [cell for cell in cells_of(ran.content, kind="class") if cell["method"] != HOSTILE]
-    gap = next(column for column in COLUMNS if column.title == "Avg. Gap %")
 
     def without(*names: str) -> list[dict[str, Any]]:
         gone = [c for c in cells if c["seed"] == 1 and c["method"] in names]
         left = {name: cells[0][name] for name in ("task", "kind")}
         return [left | {"method": c["method"], "seed": 1, "missing": True} if c in gone else c for c in cells]
 
-    of_all = column_marks(cells, gap)
+    def marks(cells: list[dict[str, Any]]) -> dict[str, str]:
+        return rank_column(cells, AVERAGE_GAP).marks()
+
+    of_all = marks(cells)
     assert list(of_all.values()) == [BEST]
-    begun = column_marks(without("fine-tune", "DELETE", "retrain"), gap)
-    assert begun == column_marks([cell for cell in cells if cell["seed"] == 0], gap)
-    late = column_marks(without("DELETE"), gap)
-    assert late == column_marks([cell for cell in cells if cell["method"] != "DELETE"], gap)
-    assert column_marks(without(*of_all), gap).keys() != of_all.keys()  # the best has no second cell
+    begun = marks(without("fine-tune", "DELETE", "retrain"))
+    assert begun == marks([cell for cell in cells if cell["seed"] == 0])
+    late = marks(without("DELETE"))
+    assert late == marks([cell for cell in cells if cell["method"] != "DELETE"])
+    assert marks(without(*of_all)).keys() != of_all.keys()  # the best has no second cell
 
 
 def test_a_method_that_cannot_serve_a_request_is_refused_before_anything_runs(

@@ -10,7 +10,9 @@
     results.py      the folder of a bench
     running.py      runs what the folder does not hold yet
     spreading.py    the same in several processes
-    statistics.py   means, intervals, the paired test
+    columns.py      the figures of a cell that are compared
+    statistics.py   intervals and paired tests over requests and seeds, corrected for all pairs
+    comparison.py   which methods are ranked in a column, and the outcome for results.json
     tables.py       the page with the results
     setup.py        data, starting weights and training as a command line names them
 

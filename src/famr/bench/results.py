@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from famr.bench.comparison import compare
 from famr.bench.methods import file_stem
 from famr.errors import RequestError, StorageError
 from famr.runs.folder import atomic_file
@@ -167,13 +168,15 @@ class ResultsFolder:
         write_atomic(self._file(part, key), json_text(cell))
 
     def results(self) -> dict[str, Any]:
-        """Everything as one object; planned cells in their order, one that was not run as its key and `missing`."""
+        """Everything as one object, with the comparison of methods; planned cells in their order, one that was not run
+        as its key and `missing`."""
         cells = []
         for method, task, seed in self.content["planned"]:
             missing = {"method": method, "task": task, "seed": seed, "missing": True}
             cells.append(self.get("cells", CellKey(method, task, seed)) or missing)
         tuning = [read_record(file) for file in sorted((self.path / "tuning").glob("*.json"))]
-        return {"benchmark": "methods", **self.content, "tuning": tuning, "cells": cells}
+        content = {"benchmark": "methods", **self.content, "tuning": tuning, "cells": cells}
+        return {**content, "comparisons": compare(content)}
 
     def _file(self, part: Part, key: CellKey) -> Path:
         names = [name for name in key if name is not None]

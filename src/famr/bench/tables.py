@@ -1,92 +1,70 @@
-"""The results of a bench as a page: a table for each kind of request, what did not run, the tuning, and every cell."""
+"""The results of a bench as a page: what was run, how to read it, for each kind of request a table with marks and one
+with the differences to the best, what did not run, the tuning, and every cell."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from famr.bench.statistics import BEST, FEWEST_PAIRS, TIED, Mean, mean_of, rank_marks
+from famr.bench.columns import (
+    AVERAGE_GAP,
+    COLUMNS,
+    FORGETS_WITHIN,
+    FORMATS,
+    JS_TO_RETRAINED,
+    KEEPS_WITHIN,
+    SECONDS,
+    Cell,
+    Column,
+    by_case,
+    by_method,
+    case_key,
+    cell_kind,
+    finished_cells,
+    forgets,
+)
+from famr.bench.comparison import accurate_methods, rank_column, rankable_cells
+from famr.bench.statistics import (
+    BEST,
+    FEWEST_BLOCKS,
+    TIED,
+    Blocks,
+    Mean,
+    Ranking,
+    blocked_mean,
+    blocks_of,
+    difference,
+)
 from famr.bench.tuning import best_trial
 from famr.report.content import Block, Bullets, Report, Section, Table, Text
 
-Cell = Mapping[str, Any]
-Figures = dict[tuple[str, int], float]
-FORGETS_WITHIN = 0.02
-"""A method counts as one that forgets if its For-Acc is at most so much above the retrained model's."""
-KEEPS_WITHIN = 0.02
-"""And as one that keeps accuracy if its Ret-Acc is at most so much below the original's."""
 KINDS = {"class": "Classes", "concept": "Concepts", "samples": "Samples"}
-GIB = 1 << 30
-
-
-class Column(NamedTuple):
-    """A figure of a cell.
-
-    Attributes:
-        title: Heading, with the unit.
-        value: The figure of a cell and of `original`, `unlearned` or `retrained`; None if there is none.
-        near_retrained: Whether the best value is the one nearest to the retrained model; else the smallest is.
-        format: Key of `FORMATS`.
-        cost: Whether it is a cost, ranked among methods that forget.
-    """
-
-    title: str
-    value: Callable[[Cell, str], float | None]
-    near_retrained: bool
-    format: str
-    cost: bool = False
-
-
-def _metric(name: str) -> Callable[[Cell, str], float | None]:
-    return lambda cell, model: (cell[model] or {}).get(name)
-
-
-def _cost(name: str) -> Callable[[Cell, str], float | None]:
-    def value(cell: Cell, model: str) -> float | None:
-        if model == "original":
-            return None
-        cost: float | None = cell[name] if model == "unlearned" else (cell["retraining"] or {}).get(name)
-        return cost
-
-    return value
-
-
-def _share_of_retraining(cell: Cell, model: str) -> float | None:
-    return {"unlearned": cell["share_of_retraining"], "retrained": 1.0 if cell["retrained"] else None}.get(model)
-
-
-COLUMNS = (
-    Column("Ret-Acc %", _metric("retain_accuracy"), True, "percent"),
-    Column("For-Acc %", _metric("forget_accuracy"), True, "percent"),
-    Column("CE", _metric("forget_cross_entropy"), True, "two"),
-    Column("Ent", _metric("forget_entropy"), True, "two"),
-    Column("KL", _metric("forget_kl"), True, "two"),
-    Column("Avg. Gap %", _metric("average_gap"), False, "percent two"),
-    Column("JS to retrained", _metric("js_to_retrained"), False, "three"),
-    Column("MIA-efficacy %", _metric("mia_efficacy"), True, "percent"),
-    Column("seconds", _cost("seconds"), False, "two", cost=True),
-    Column("% of retraining time", _share_of_retraining, False, "percent", cost=True),
-    Column("FDE", _cost("fde"), False, "two", cost=True),
-    Column("peak memory, GiB", _cost("peak_memory"), False, "gib", cost=True),
+READING = (
+    f"Marks: {BEST} best; {TIED} not shown to be worse than the best, which does not show that it is as good: with few "
+    "requests or seeds even large differences stay unproven; no mark: significantly worse, or not ranked. Where "
+    "nothing was tested only the best is marked, and the line above the table says so. † does not forget (For-Acc more "
+    f"than {100 * FORGETS_WITHIN:g} points above retrained), so its costs are not ranked.",
+    "Intervals: ± is half of a 95 % interval (Student's t). With three requests or more it is over requests, each "
+    "averaged over its seeds, and speaks of requests like these, forgotten by these originals; with fewer it is over "
+    "seeds, and speaks of these requests alone. The line above the table says which.",
+    "Tests: paired t tests over the same requests (or seeds), two-sided, of all pairs of ranked methods in a column, "
+    "with Holm's correction over these pairs: 5 % for the column as a whole, although the best was chosen by the same "
+    "figures. Fewer than three requests and fewer than three seeds: not tested.",
+    "Differences to the best are paired by request and seed; each ± is of that one comparison, without correction. As "
+    "the best was chosen by the same figures, they are rather too large than too small. g is Hedges' g of the paired "
+    "differences: their mean in units of their standard deviation over requests (or seeds), corrected for how few "
+    "there are; at 1, about five in six further ones would have the same sign.",
+    "Not ranked: retrain, which is a retrained model of another seed, where it was run: no method can be expected to "
+    "come closer; and methods with a failed or missing cell. While a bench is unfinished, only requests and seeds "
+    "count that most methods have run.",
+    "Not shown: other models, data and requests than those above; attacks other than the one of MIA-efficacy, "
+    "relearning and what is left in the weights, which famr audit measures.",
 )
-FORMATS: dict[str, Callable[[float], str]] = {
-    "percent": lambda value: f"{100 * value:.1f}",
-    "percent two": lambda value: f"{100 * value:.2f}",
-    "two": lambda value: f"{value:.2f}",
-    "three": lambda value: f"{value:.3f}",
-    "gib": lambda value: f"{value / GIB:.2f}",
-}
-NOTES = (
-    "± is half of a 95 % interval (Student's t over the cells). Ret-Acc: held-out images that are not forgotten; "
-    "For-Acc, CE, Ent, KL and JS: the forget set; nats. KL is to the original.",
-    f"{BEST} best, {TIED} not significantly worse (paired two-sided t test over the cells that both have, 5 %, not "
-    "corrected for the number of methods; fewer than 3 cells allow no test). Ret-Acc, For-Acc, CE, Ent, KL and "
-    "MIA-efficacy are best where they are nearest to the retrained model, the remaining columns where they are "
-    f"smallest. Costs are ranked among methods that forget: For-Acc at most {100 * FORGETS_WITHIN:g} points above "
-    "retrained; † marks methods that do not. While a bench is unfinished, only requests and seeds count of which most "
-    "cells have run. A method with a failed or missing cell there is not ranked.",
+DEFINITIONS = (
+    "Best: what is nearest to the retrained model in Ret-Acc, For-Acc, CE, Ent, KL and MIA-efficacy, and the "
+    "smallest in the remaining columns.",
+    "Ret-Acc: held-out images that are not forgotten; For-Acc, CE, Ent, KL and JS: the forget set; nats. KL is to the "
+    "original.",
     "Avg. Gap: mean distance to the retrained model of For-Acc, accuracy on retained training images, Ret-Acc and "
     "MIA-efficacy. MIA-efficacy: share of the forget set that a membership attack classifies as non-members; "
     "where the attack can hardly separate members from non-members it is as random as a coin flip, and with it a "
@@ -96,18 +74,7 @@ NOTES = (
     "what a process does once: on a GPU every method has run before it is timed. "
     "FDE: passes of an image through a network, divided by the number of training images. Peak memory is counted on a "
     "GPU only, beyond what is allocated when a method begins: the images, the original.",
-    "The row retrain, where there is one, is a retrained model of another seed: no method can be expected to come "
-    "closer. It is not ranked.",
 )
-
-
-def finished_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells with figures.
-
-    Args:
-        cells: Finished, failed and missing ones.
-    """
-    return [cell for cell in cells if "unlearned" in cell]
 
 
 def results_page(content: Mapping[str, Any]) -> Report:
@@ -121,8 +88,16 @@ def results_page(content: Mapping[str, Any]) -> Report:
     missing = [cell for cell in cells if cell.get("missing")]
     outcome = "fail" if failed else "cannot tell" if missing else "pass"
     finished = finished_cells(cells)
-    verdict = f"{len(finished)} of {len(cells)} cells have figures, {len(failed)} failed, {len(missing)} not run yet."
-    sections = [_setting(content)]
+    counts = ((content["methods"], "methods"), (content["tasks"], "requests"), ({c["seed"] for c in cells}, "seeds"))
+    verdict = ", ".join(_count(len(things), plural) for things, plural in counts)
+    verdict += (
+        f": {len(finished)} of {len(cells)} cells have figures, {len(failed)} failed, {len(missing)} not run yet."
+    )
+    sections = [
+        _setting(content),
+        Section("How to read the tables", (Bullets(READING),)),
+        Section("What the columns are", (Bullets(DEFINITIONS),)),
+    ]
     for kind, title in KINDS.items():
         if of_kind := [cell for cell in cells if cell_kind(cell, content) == kind]:
             sections.append(Section(title, _kind_blocks(of_kind)))
@@ -132,101 +107,6 @@ def results_page(content: Mapping[str, Any]) -> Report:
     sections.append(Section("Every cell", (_all_cells(finished),)))
     title = f"Methods compared on {content['settings'].get('data', 'unnamed data')}"
     return Report(title, outcome, verdict, tuple(sections))  # type: ignore[arg-type]
-
-
-def cell_kind(cell: Cell, content: Mapping[str, Any]) -> str:
-    """The kind of request of a cell, also of one that did not run.
-
-    Args:
-        cell: The cell.
-        content: As in results.json.
-    """
-    return str(content["tasks"][cell["task"]]["kind"])
-
-
-def forgets(cells: Sequence[Cell]) -> bool | None:
-    """Whether a method forgets, on average over its cells.
-
-    Args:
-        cells: Of one method.
-
-    Returns:
-        None where no model was retrained to compare with.
-    """
-    known = [cell for cell in cells if cell["retrained"] is not None]
-    gaps = [cell["unlearned"]["forget_accuracy"] - cell["retrained"]["forget_accuracy"] for cell in known]
-    return sum(gaps) / len(gaps) <= FORGETS_WITHIN if gaps else None
-
-
-def keeps_accuracy(cells: Sequence[Cell]) -> bool:
-    """Whether a method keeps its accuracy on what is not forgotten, on average over its cells.
-
-    Args:
-        cells: Of one method.
-    """
-    lost = [cell["original"]["retain_accuracy"] - cell["unlearned"]["retain_accuracy"] for cell in cells]
-    return bool(sum(lost) / len(lost) <= KEEPS_WITHIN)
-
-
-def by_method(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """Cells of each method, in the order of the plan.
-
-    Args:
-        cells: Of several methods.
-    """
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(cell["method"], []).append(cell)
-    return groups
-
-
-def case_key(cell: Cell) -> tuple[str, int]:
-    """The request and the seed, by which cells of several methods are paired.
-
-    Args:
-        cell: The cell.
-    """
-    return cell["task"], cell["seed"]
-
-
-def rankable_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of the requests and seeds of which most have run: one that has just begun does not count.
-
-    Args:
-        cells: Finished, failed and missing ones.
-    """
-    planned = Counter(case_key(cell) for cell in cells)
-    run = Counter(case_key(cell) for cell in cells if not cell.get("missing"))
-    return [cell for cell in cells if 2 * run[case_key(cell)] > planned[case_key(cell)]]
-
-
-def column_marks(cells: Sequence[Cell], column: Column) -> dict[str, str]:
-    """Which methods are best in a column, and which are not significantly worse.
-
-    Args:
-        cells: Of one kind of request.
-        column: The column.
-    """
-    return rank_marks(_comparable(cells, column))
-
-
-def _comparable(cells: Sequence[Cell], column: Column, accurate_only: bool = False) -> dict[str, Figures]:
-    """Figures by method, small is good; costs only of methods that forget, nothing of retraining or of failed cells."""
-    values = {}
-    for name, of_method in by_method(rankable_cells(cells)).items():
-        if name == "retrain" or len(finished_cells(of_method)) < len(of_method):
-            continue
-        if (column.cost and not forgets(of_method)) or (accurate_only and not keeps_accuracy(of_method)):
-            continue
-        figures = {case_key(cell): _distance_from_best(cell, column) for cell in of_method}
-        values[name] = {key: value for key, value in figures.items() if value is not None}
-    return values
-
-
-def _distance_from_best(cell: Cell, column: Column) -> float | None:
-    value = column.value(cell, "unlearned")
-    best = column.value(cell, "retrained") if column.near_retrained else 0.0
-    return None if value is None or best is None else abs(value - best)
 
 
 def format_mean(mean: Mean | None, style: str) -> str:
@@ -243,7 +123,7 @@ def format_mean(mean: Mean | None, style: str) -> str:
 
 
 def methods_table(cells: Sequence[Cell], caption: str) -> Table:
-    """Original, every method, retrained: means over the cells, with marks.
+    """Original, every method, retrained: means with intervals and marks.
 
     Args:
         cells: Of one kind of request.
@@ -251,7 +131,7 @@ def methods_table(cells: Sequence[Cell], caption: str) -> Table:
     """
     cases = list({case_key(cell): cell for cell in finished_cells(cells)}.values())  # methods share these models
     rows = [_row("original", cases, "original")] if cases else []
-    marks = {column.title: column_marks(cells, column) for column in COLUMNS}
+    marks = {column.title: rank_column(cells, column).marks() for column in COLUMNS}
     for name, of_method in by_method(cells).items():
         finished = finished_cells(of_method)
         count = f"{len(finished)} of {len(of_method)}"
@@ -273,26 +153,141 @@ def _why_none(cells: Sequence[Cell]) -> str:
 
 
 def _row(label: str, cells: Sequence[Cell], model: str) -> tuple[str, ...]:
-    means = []
-    for column in COLUMNS:
-        values = [value for cell in cells if (value := column.value(cell, model)) is not None]
-        means.append(format_mean(mean_of(values), column.format))
+    means = [format_mean(blocked_mean(by_case(cells, column, model)), column.format) for column in COLUMNS]
     return (label, *means, str(len(cells)))
 
 
 def _kind_blocks(cells: Sequence[Cell]) -> tuple[Block, ...]:
     tasks = dict.fromkeys(cell["task"] for cell in cells)
     seeds = sorted({cell["seed"] for cell in cells})
-    caption = f"{len(tasks)} request(s): {', '.join(tasks)}; seeds {', '.join(map(str, seeds))}"
-    lines = [ranking_summary(cells)]
+    caption = f"{_count(len(tasks), 'requests')}: {', '.join(tasks)}; seeds {', '.join(map(str, seeds))}"
+    blocks: list[Block] = [Bullets((ranking_summary(cells), comparison_summary(cells))), methods_table(cells, caption)]
+    lines = []
     for name, of_method in by_method(finished_cells(cells)).items():
-        facts = [cell["facts"] for cell in of_method if "seconds_of_steps" in cell["facts"]]
-        if facts:
-            steps = mean_of([each["seconds_of_steps"] for each in facts])
-            calls = mean_of([each["seconds_of_the_call"] for each in facts if "seconds_of_the_call" in each])
+        steps, calls = (_fact(of_method, fact) for fact in ("seconds_of_steps", "seconds_of_the_call"))
+        if steps is not None:
             whole = "" if calls is None else f"; whole call, with copies and evaluation: {format_mean(calls, 'two')}"
             lines.append(f"Steps of {name} alone: {format_mean(steps, 'two')} seconds{whole}.")
-    return (methods_table(cells, caption), Bullets(tuple(lines)))
+    if lines:
+        blocks.append(Bullets(tuple(lines)))
+    if (differences := differences_table(cells)) is not None:
+        blocks.append(differences)
+    return tuple(blocks)
+
+
+def _fact(cells: Sequence[Cell], name: str) -> Mean | None:
+    return blocked_mean({case_key(cell): cell["facts"][name] for cell in cells if name in cell["facts"]})
+
+
+LISTED = 5
+"""So many methods that are not significantly worse are named; the table marks all."""
+
+
+def _count(number: int, plural: str) -> str:
+    """A number with its noun.
+
+    >>> _count(1, "Classes"), _count(1, "seeds"), _count(2, "requests")
+    ('1 class', '1 seed', '2 requests')
+    """
+    noun = plural.lower()
+    if number == 1:
+        noun = noun.removesuffix("es") if noun.endswith("sses") else noun.removesuffix("s")
+    return f"{number} {noun}"
+
+
+COMPARED = (AVERAGE_GAP, JS_TO_RETRAINED, SECONDS)
+"""Columns whose differences are in the page; results.json has those of all."""
+
+
+def differences_table(cells: Sequence[Cell]) -> Table | None:
+    """By how much each ranked method is worse than the best one, with the effect size and the corrected p-value.
+
+    Args:
+        cells: Of one kind of request.
+
+    Returns:
+        None where there are no two methods to compare.
+    """
+    rankings = {column: ranking for column in COMPARED if len((ranking := rank_column(cells, column)).figures) > 1}
+    if not rankings:
+        return None
+    names: dict[str, None] = {}
+    for ranking in rankings.values():
+        means = ranking.means
+        names |= dict.fromkeys(sorted(means, key=means.__getitem__))
+    rows = [
+        (name, *(text for column, ranking in rankings.items() for text in _against_best(name, column, ranking)))
+        for name in names
+    ]
+    head = [heading for column in rankings for heading in (f"{column.title}: worse by", "g", "p")]
+    return Table("Differences to the best method; p is corrected over all pairs", ("method", *head), tuple(rows))
+
+
+def _against_best(name: str, column: Column, ranking: Ranking) -> tuple[str, str, str]:
+    best = ranking.best()
+    if best is None or name not in ranking.figures:
+        return "not ranked", "–", "–"
+    if name == best:
+        return f"best {BEST}", "–", "–"
+    found = difference(ranking.figures[name], ranking.figures[best])
+    assert found is not None  # ranked methods have the same cells
+    p_value = ranking.corrected.get(frozenset((best, name)))
+    g = "–" if found.standardised is None else format_effect(found.standardised)
+    return format_mean(found.mean, column.format), g, "not tested" if p_value is None else format_p_value(p_value)
+
+
+def format_effect(standardised: float) -> str:
+    """A standardised difference; beyond 100 its size says nothing more.
+
+    Args:
+        standardised: Hedges' g.
+
+    >>> format_effect(1.234), format_effect(250.0)
+    ('1.2', '> 100')
+    """
+    return f"{standardised:.1f}" if abs(standardised) <= 100 else ("> 100" if standardised > 0 else "< -100")
+
+
+def format_p_value(p_value: float) -> str:
+    """A p-value to three digits.
+
+    Args:
+        p_value: Between 0 and 1.
+
+    >>> format_p_value(0.0321), format_p_value(0.0004)
+    ('0.032', '< 0.001')
+    """
+    return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
+
+
+def comparison_summary(cells: Sequence[Cell]) -> str:
+    """What intervals and tests of a table are over, and for how many comparisons they are corrected.
+
+    Args:
+        cells: Of one kind of request.
+    """
+    cases = dict.fromkeys(map(case_key, finished_cells(rankable_cells(cells))), 0.0)
+    blocks, requests = blocks_of(cases), len({request for request, _ in cases})
+    if len(blocks.means) < FEWEST_BLOCKS:
+        few = f"{_count(requests, 'requests')} and {_count(len({seed for _, seed in cases}), 'seeds')}"
+        needed = f"it takes {FEWEST_BLOCKS} requests, or {FEWEST_BLOCKS} seeds that all requests have"
+        intervals = f" Intervals are over {_blocks_text(blocks, requests)}." if len(blocks.means) > 1 else ""
+        return f"Not tested: {few}; {needed}.{intervals}"
+    counted = []
+    for what, cost in (("", False), (" of costs", True)):
+        rankings = [rank_column(cells, column) for column in COLUMNS if column.cost == cost]
+        pairs = {len(each.corrected): len(each.figures) for each in rankings if each.corrected}
+        several = " or ".join(f"{_count(number, 'pairs')} of {methods} methods" for number, methods in pairs.items())
+        counted.append(f"{several} in a column{what}" if several else f"no pair in a column{what}")
+    over = f"Intervals and tests are over {_blocks_text(blocks, requests)}."
+    return f"{over} Holm's correction is over {', '.join(counted)}."
+
+
+def _blocks_text(blocks: Blocks, requests: int) -> str:
+    number = _count(len(blocks.means), blocks.unit)
+    if blocks.unit == "requests":
+        return f"{number}, each averaged over its seeds"
+    return f"{number} and speak of {'this request' if requests == 1 else 'these requests'} alone"
 
 
 def ranking_summary(cells: Sequence[Cell]) -> str:
@@ -302,32 +297,31 @@ def ranking_summary(cells: Sequence[Cell]) -> str:
         cells: Of one kind of request.
     """
     sentences = []
-    quickest: list[str] = []
-    for title, accurate_only in (("Avg. Gap %", False), ("seconds", False), ("seconds", True)):
-        column = next(column for column in COLUMNS if column.title == title)
-        values = _comparable(cells, column, accurate_only)
-        marks = rank_marks(values)
-        best = [name for name, mark in marks.items() if mark == BEST]
-        if accurate_only and best in ([], quickest):
+    quickest: str | None = None
+    for column, accurate_only in ((AVERAGE_GAP, False), (SECONDS, False), (SECONDS, True)):
+        ranking = rank_column(cells, column)
+        ranked = [name for name in ranking.figures if not accurate_only or name in accurate_methods(cells)]
+        best, marks, means = ranking.best(ranked), ranking.marks(ranked), ranking.means
+        if accurate_only and best in (None, quickest):
             continue  # no method keeps its accuracy, or the quickest one does
         quickest = best
-        means = {name: fmean(figures.values()) for name, figures in values.items() if figures}
         among = " among methods that forget" if column.cost else ""
         among += f" and lose at most {100 * KEEPS_WITHIN:g} points of Ret-Acc" if accurate_only else ""
-        what = f"{title.removesuffix(' %')}{among}"
-        if not best:
+        what = f"{column.title.removesuffix(' %')}{among}"
+        if best is None:
             sentences.append(f"No method to rank by {what}.")
             continue
-        unit = "%" if title.endswith("%") else "s"
-        shown = {name: f"{name} ({FORMATS[column.format](mean)} {unit})" for name, mean in means.items()}
+        unit = "%" if column.title.endswith("%") else "s"
+        shown = {name: f"{name} ({FORMATS[column.format](means[name])} {unit})" for name in ranked}
         tied = sorted((name for name, mark in marks.items() if mark == TIED), key=means.__getitem__)
-        listed = ", ".join(shown[name] for name in tied)
+        listed = ", ".join(shown[name] for name in tied[:LISTED])
+        listed += f" and {len(tied) - LISTED} more" if len(tied) > LISTED else ""
         rest = f"; not significantly worse: {listed}" if tied else "; all others are significantly worse"
-        if len({case_key(cell) for cell in finished_cells(rankable_cells(cells))}) < FEWEST_PAIRS:
-            rest = f"; fewer than {FEWEST_PAIRS} cells a method allow no test"
-        if len(values) == 1:
+        if not ranking.corrected:
+            rest = "; not tested"
+        if len(ranked) == 1:
             rest = ", the only one"
-        sentences.append(f"Smallest {what}: {shown[best[0]]}{rest}.")
+        sentences.append(f"Smallest {what}: {shown[best]}{rest}.")
     return " ".join(sentences)
 
 
@@ -339,6 +333,7 @@ def _setting(content: Mapping[str, Any]) -> Section:
         f"{settings['classes']} classes; methods see {settings['shown_to_methods']}.",
         f"Model: {settings.get('model', 'not named')}; {training['epochs']} epochs, batch {training['batch_size']}, "
         f"learning rate {training['learning_rate']:g}; retrained models likewise, without the forget set.",
+        *_requests(content),
         f"Tuning: at most {settings['trials']} runs a method"
         + (
             f", seed {settings['tuning_seed']}, on {' and on '.join(settings['tuned_on'].values())}, not scored; "
@@ -357,7 +352,21 @@ def _setting(content: Mapping[str, Any]) -> Section:
         lines.append(
             f"The original of seed {', '.join(several)} was trained more than once, with other weights each time."
         )
-    return Section("What was run", (Bullets((*lines, *NOTES)),))
+    return Section("What was run", (Bullets(tuple(lines)),))
+
+
+def _requests(content: Mapping[str, Any]) -> list[str]:
+    """What was forgotten, with which seeds, by which methods."""
+    cells = content["cells"]
+    seeds = sorted({cell["seed"] for cell in cells})
+    originals = "the original was given" if content["settings"].get("given_original") else "an original for each seed"
+    return [
+        f"Forgotten: {'; '.join(content['tasks'])}; each request by itself, from the same original.",
+        f"Seeds {', '.join(map(str, seeds))}: {originals}, and a retrained model for each request and seed."
+        if any(cell["retrained"] for cell in finished_cells(cells))
+        else f"Seeds {', '.join(map(str, seeds))}: {originals}.",
+        f"Methods: {', '.join(content['methods'])}.",
+    ]
 
 
 def _not_run(content: Mapping[str, Any], failed: Sequence[Cell], missing: Sequence[Cell]) -> Block:

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from famr.bench.columns import cell_kind
 from famr.bench.methods import ALL_METHODS, methods_by_name
 from famr.bench.plan import Bench
 from famr.bench.running import run_bench
 from famr.bench.setup import SCRATCH, BenchSetup
-from famr.bench.tables import KINDS, cell_kind, ranking_summary
+from famr.bench.tables import KINDS, ranking_summary
 from famr.bench.tasks import Task, request_task, requested_tasks, tuning_tasks
 from famr.cli.flags import Fields
 from famr.cli.options import (
