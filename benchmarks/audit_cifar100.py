@@ -1,36 +1,31 @@
-"""The audit on CIFAR-100 with ViT-Ti: original, retrained, the paper's preset and the default; a class and samples.
+"""The audit on CIFAR-100 with ViT-Ti: three classes and a tenth of the images, the paper's preset and the default.
 
     python -m benchmarks.audit_cifar100 --data DIR --weights FILE \
         --output benchmarks/results/audit-cifar100-vit_tiny.json
 
-References are retrained without the whole request, one a seed. U-LiRA takes 16 shadow models: each is trained without a
-random half of the forgotten samples, and every other one without the class, so that each image and the class are in
-half of them. Each shadow then unlearns what it was trained on. The attacker knows everything but the membership.
+Beside the two methods stand the original (doing nothing is a row of every table), five models retrained without the
+request, one that never saw it and was trained for a quarter of the epochs, an edit of the head alone, and a model that
+predicts one class. The images that calibrate a method are none that it is scored on. Models are kept in MODELS, and
+a request that is in the output is not audited again.
 
-A shadow was trained on other images and may lose more than the budget when it unlearns: where the method refuses, it
-may lose `WIDER_BUDGET`, and the cell counts such shadows. A failed cell is kept with its reason; a run that was stopped
-resumes with the shadow at which it stopped. Shadows are kept by their predictions alone, in half precision, a few
-megabytes each, and can be copied to another machine. With `--prepare`, models are trained and no cell is run: all that
-are missing, or those that are named (`original`, `shadow-3`, `retrained-class-0`), so that several processes can share
-a GPU. The cells are run by one process alone, as they are timed.
+With `--shadows 64` U-LiRA takes shadow models for the first class and for the samples; `--train-shadows 0-15` trains
+some of them, keeps what U-LiRA reads of them beside the output, and ends. So several sessions add up.
 """
 
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from sklearn.metrics import roc_curve
 from torch import Tensor
 
 import famr
+from benchmarks.audit_shadows import CLASS, SAMPLES, ShadowModels, ShadowSetting
 from benchmarks.cells import (
     CIFAR100_TRAINING,
     CLASS_SEED,
@@ -45,147 +40,170 @@ from benchmarks.cells import (
     train_original,
     vit_tiny,
 )
-from famr.audit.audit import audit
+from famr.audit.audit import Against, AuditSettings, audit_methods
+from famr.audit.controls import NEVER_SAW_EPOCHS
+from famr.audit.costs import PartDone
 from famr.audit.lira import u_lira_scores
 from famr.audit.shadow_logits import FEWEST_MODELS, ShadowLogits
 from famr.bench.tasks import drawn_classes
-from famr.data import Data, Images
+from famr.data import Data
 from famr.data.splits import Splits
 from famr.engine.devices import pick_device
 from famr.engine.inference import predict
-from famr.errors import GateError
 from famr.metrics.forgetting import entropy
 
-METHODS = {
-    "default": famr.FAMR(),
-    "paper": replace(famr.FAMR.paper(), precision=None),
-    "all layers": replace(famr.FAMR(), edited_share=1.0),
-}
-"""The paper's preset in the precision of the device, as it is run many times; the default with all layers edited."""
-WIDER_BUDGET = 0.05
-"""The budget of a shadow that the method refuses within its own."""
+METHODS = {"paper": replace(famr.FAMR.paper(), precision=None), "default": famr.FAMR()}
+"""The paper's preset in the precision of the device, as it is run many times for shadows."""
+CLASSES = 3
+REFERENCES = 5
 POINTS = 60
 """Points of a ROC curve that are kept for the figure."""
 BINS = 24
-TRIAL_CLASSES = 4
+TRIAL_CLASSES = 8
 TRIAL_NETWORK = {"img_size": 32, "patch_size": 8}
-
-Unlearning = tuple[str, str]
-"""A kind of request, and a method."""
-MONITOR = famr.Monitor(track_retain=False)
 
 
 def main() -> None:
     parser = parser_for(__doc__, "CIFAR-100")
-    parser.add_argument("--references", type=int, default=2, help="retrained models a request")
-    parser.add_argument("--shadows", type=int, default=16)
-    parser.add_argument("--shadow-epochs", type=int, default=CIFAR100_TRAINING.epochs, help="as of the audited model")
-    parser.add_argument("--requests", nargs="+", default=["class", "samples"], choices=["class", "samples"])
-    parser.add_argument("--methods", nargs="+", default=["default", "paper"], choices=list(METHODS))
-    parser.add_argument("--prepare", nargs="*", metavar="MODEL", help="train these models, or all, and run no cell")
-    parser.add_argument("--images", type=int, help="a trial: so many images of four classes, and a tiny network")
+    parser.add_argument("--references", type=int, default=REFERENCES, help="retrained models a request")
+    parser.add_argument("--requests", type=int, nargs="+", default=[0, 1, 2, 3], help="0 to 2: classes; 3: samples")
+    parser.add_argument("--shadows", type=int, default=0, help="shadow models of the first class and of the samples")
+    parser.add_argument("--train-shadows", metavar="FIRST-LAST", help="train these shadow models, and run no audit")
+    parser.add_argument("--quick", action="store_true", help="leave out the attacks that train")
+    parser.add_argument("--images", type=int, help="a trial: so many images of eight classes, and a tiny network")
     arguments = parser.parse_args()
     data = open_parquet(arguments.data)
     training, start = CIFAR100_TRAINING, vit_tiny(arguments.weights, data.labels)
-    (name,) = drawn_classes(data.labels, 1, CLASS_SEED)
+    names = drawn_classes(data.labels, CLASSES, CLASS_SEED)
     facts = cifar100_facts("audit-cifar100-vit_tiny", class_seed=CLASS_SEED)
-    shorter = replace(training, epochs=arguments.shadow_epochs)
     if arguments.images is not None:
-        data = shortened(data, name, arguments.images)
-        training = shorter = replace(training, epochs=15, batch_size=32, learning_rate=2e-3)
+        data = shortened(data, names, arguments.images)
+        training = replace(training, epochs=12, batch_size=32, learning_rate=2e-3)
         start = small_vit(data.labels, **TRIAL_NETWORK)
         facts |= {"data": f"a trial with {arguments.images} images", "model": "a ViT of two blocks, at random"}
-    facts |= {
-        "training": asdict(training),
-        "shadows": arguments.shadows,
-        "shadow_epochs": shorter.epochs,
-        "wider_budget": WIDER_BUDGET,
-        "references": arguments.references,
-    }
-    results = Results(arguments.output, facts)
-    models: Path = arguments.models or arguments.output.parent / "models"
+    facts |= {"training": asdict(training), "references": arguments.references, "shadows": arguments.shadows}
     samples = drawn_samples(data)
-    requests = {"class": famr.Request(classes=[name]), "samples": famr.Request(samples=samples.tolist())}
-    shadows = ShadowModels(start, data, name, samples, shorter, arguments.shadows, models)
-    missing = {
-        kind: [method for method in arguments.methods if not results.has(kind=kind, method=method)]
-        for kind in arguments.requests
-    }
-    unlearnings = [(kind, method) for kind in missing for method in missing[kind]]
-    splits = {kind: famr.split(data, requests[kind]) for kind in missing if missing[kind]}
-
-    def reference(kind: str, seed: int) -> famr.Classifier:
-        retain = splits[kind].retain
-        assert retain is not None
-        return trained_model(start, retain, training, seed, models / f"retrained-{kind}-{seed}")
-
-    if arguments.prepare is not None:
-        work: dict[str, Callable[[], object]] = {
-            "original": lambda: train_original(start, data, training, 0, results, models),
-            **{f"shadow-{n}": partial(shadows.prepare, unlearnings, [n]) for n in range(arguments.shadows)},
-            **{
-                f"retrained-{kind}-{seed}": partial(reference, kind, seed)
-                for kind in splits
-                for seed in range(arguments.references)
-            },
-        }
-        if unknown := sorted(set(arguments.prepare) - work.keys()):
-            parser.error(f"no model is called {', '.join(unknown)}; there are {', '.join(work)}")
-        for model in arguments.prepare or work:
-            work[model]()
+    requests = [*(famr.Request(classes=[name]) for name in names), famr.Request(samples=samples.tolist())]
+    setting = ShadowSetting(start, data, training, names[0], samples, METHODS, arguments.shadows)
+    shadows = ShadowModels(setting, arguments.output.with_suffix(".shadows.safetensors"))
+    unlearnings = [(kind, method) for kind in (CLASS, SAMPLES) for method in METHODS]
+    if arguments.train_shadows is not None:
+        first, last = map(int, arguments.train_shadows.split("-"))
+        shadows.prepare(unlearnings, range(first, last + 1))
+        log(f"{len(shadows.done(unlearnings))} of {arguments.shadows} shadow models are done")
         return
+    results = Results(arguments.output, facts)
+    models = arguments.models or arguments.output.parent / "models"
     original = train_original(start, data, training, 0, results, models)
-    shadows.prepare(unlearnings)
-    for kind in splits:
-        references = [reference(kind, seed) for seed in range(arguments.references)]
-        for method in missing[kind]:
-            cell = cell_or_error(original, references, splits[kind], shadows, kind, method)
-            results.add({"kind": kind, "request": requests[kind].describe(), "method": method, **cell})
+    for number in arguments.requests:
+        request = requests[number]
+        if results.has(request=request.describe()):
+            continue
+        models_of_request = train_alone(start, data, request, training, models / f"request-{number}", arguments)
+        found = {}
+        if number in (0, CLASSES):
+            found = {method: shadows.logits(SAMPLES if number else CLASS, method) for method in METHODS}
+        given = {method: logits for method, logits in found.items() if logits is not None}
+        results.add(audit_cell(original, models_of_request, given, arguments.quick))
 
 
-def cell_or_error(
-    original: famr.Classifier,
-    references: Sequence[famr.Classifier],
-    splits: Splits,
-    shadows: ShadowModels,
-    kind: str,
-    method: str,
-) -> dict[str, Any]:
-    """The audit, or the reason why there is none: a failure must not cost the hours of other cells."""
-    try:
-        logits, wider = shadows.logits(kind, method)
-        cell = audit_cell(original, references, splits, logits, method)
-    except Exception as error:
-        log(f"{kind}, {method}: failed\n{traceback.format_exc()}")
-        return {"error": f"{type(error).__name__}: {error}"}
-    return {"shadows_with_wider_budget": wider, **cell}
+@dataclass(frozen=True, eq=False)
+class TrainedAlone:
+    """A request with the models that were trained without it.
+
+    Attributes:
+        splits: Its sets.
+        references: Trained as the original.
+        never_saw: Trained for a fraction of the epochs.
+        seconds: Of the training of one reference.
+    """
+
+    splits: Splits
+    references: Sequence[famr.Classifier]
+    never_saw: famr.Classifier
+    seconds: float
+
+
+def train_alone(
+    start: Start, data: Data, request: famr.Request, training: famr.Training, folder: Path, arguments: Any
+) -> TrainedAlone:
+    """Train what is missing in the folder; the run folders hold the records that audits read."""
+    splits = famr.split(data, request)
+    retain, seconds = splits.retain, []
+    assert retain is not None
+
+    def model(name: str, settings: famr.Training, seed: int) -> famr.Classifier:
+        if not (folder / name).is_dir():
+            trained = famr.fit(start(seed), retain, settings, seed=seed)
+            trained.save(folder / name, without=request, left_out=splits.forget)
+            seconds.append(trained.seconds)
+            log(f"{request.describe()}, {name}: {trained.seconds:.1f} s")
+        return famr.load_model(str(folder / name))
+
+    short = replace(training, epochs=max(1, training.epochs // NEVER_SAW_EPOCHS))
+    never_saw = model("never-saw", short, 200)
+    seconds.clear()
+    references = [model(f"retrained-{seed}", training, seed) for seed in range(1, arguments.references + 1)]
+    return TrainedAlone(splits, references, never_saw, min(seconds, default=float("nan")))
 
 
 def audit_cell(
-    original: famr.Classifier, references: Sequence[famr.Classifier], splits: Splits, shadows: ShadowLogits, method: str
+    original: famr.Classifier, alone: TrainedAlone, shadows: dict[str, ShadowLogits], quick: bool
 ) -> dict[str, Any]:
-    """Forget and audit; the gates, the cost of each part, and the data of the figures."""
-    start = time.perf_counter()
-    result = famr.forget(original, splits, METHODS[method], seed=0, monitor=MONITOR)
-    unlearned_at = time.perf_counter()
-    report = audit(result.model, splits, original=original, retrained=references, shadows=shadows)
-    seconds = {"forgetting": unlearned_at - start, "audit": time.perf_counter() - unlearned_at, **report.costs}
-    for check in report.checks:
-        values = {model: None if f.value is None else round(f.value, 4) for model, f in check.figures.items()}
-        log(f"{method}, {check.name}: {values}, allowed {check.allowed:.3f}, {dict(check.verdicts)}")
-    log(f"{method}: {report.verdicts}, { ({part: round(value, 1) for part, value in seconds.items()}) }")
-    with_data = {"unlearned": shadows.unlearned, "original": shadows.trained}
-    curves = {
-        model: roc_points(logits, shadows.retrained, shadows.targets)
-        for model, logits in with_data.items()
+    """Forget by each method and audit all results at once; the gates, the costs, and the data of the figures."""
+    split = famr.calibration_split(alone.splits)
+    unlearned, forgetting = {}, {}
+    for method, settings in METHODS.items():
+        result = famr.forget(original, split.for_forgetting, settings, seed=0, monitor=famr.Monitor(track_retain=False))
+        unlearned[method], forgetting[method] = result.model, result.seconds
+    by_model: dict[str, float] = {}
+    begun = last = time.perf_counter()
+
+    def on_part(part: PartDone) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        by_model[part.name], last = now - last, now
+
+    against = Against(original, alone.references, alone.never_saw)
+    settings = AuditSettings(quick=quick, on_part=on_part)
+    audits = audit_methods(unlearned, split.for_scoring, against, settings, shadows)
+    seconds = {
+        "forgetting": forgetting,
+        "retraining": alone.seconds,
+        "audits": time.perf_counter() - begun,
+        "by_model": by_model,
+        "by_part": dict(next(iter(audits.values())).costs),
+    }
+    for method, report in audits.items():
+        log(f"{report.subject['request']['kind']}, {method}: {report.to_json()['sentence']}")
+        for check in report.checks:
+            values = {name: None if f.value is None else round(f.value, 3) for name, f in check.figures.items()}
+            log(f"  {check.name}: {values}, allowed {check.allowed:.3f}, {dict(check.verdicts)}; {check.not_counted}")
+    log(f"seconds: { ({part: value for part, value in seconds.items() if part != 'by_model'}) }")
+    models = {"original": original, "retrained": alone.references[0], "never saw": alone.never_saw, **unlearned}
+    device = pick_device("auto")
+    return {
+        "request": alone.splits.request.describe(),
+        "kind": alone.splits.request.kind,
+        "forget_images": len(alone.splits.forget),
+        "audits": {method: report.to_json() for method, report in audits.items()},
+        "seconds": seconds,
+        "roc": {method: roc_curves(logits) for method, logits in shadows.items()},
+        "entropy": {
+            name: histogram(entropy(predict(model, alone.splits.forget, device).logits))
+            for name, model in models.items()
+        },
+    }
+
+
+def roc_curves(shadows: ShadowLogits) -> dict[str, dict[str, list[float]]]:
+    """U-LiRA on the models that unlearned, and LiRA on them before they did."""
+    kinds = {"unlearned": shadows.unlearned, "original": shadows.trained}
+    return {
+        kind: roc_points(logits, shadows.retrained, shadows.targets)
+        for kind, logits in kinds.items()
         if logits is not None and min(len(logits), len(shadows.retrained)) >= FEWEST_MODELS
     }
-    device = pick_device("auto")
-    models = {"original": original, "unlearned": result.model, "retrained": references[0]}
-    entropies = {
-        name: histogram(entropy(predict(model, splits.forget, device).logits)) for name, model in models.items()
-    }
-    return {"audit": report.to_json(), "seconds": seconds, "roc": curves, "entropy": entropies}
 
 
 def roc_points(with_data: Tensor, without_data: Tensor, targets: Tensor) -> dict[str, list[float]]:
@@ -205,138 +223,12 @@ def histogram(values: Tensor) -> dict[str, list[float]]:
     return {"edges": edges.tolist(), "share": (counts / len(values)).tolist()}
 
 
-class ShadowModels:
-    """Shadow models, each trained once and kept by its logits on the forget sets."""
-
-    def __init__(
-        self,
-        start: Start,
-        data: Data,
-        name: str,
-        samples: Tensor,
-        training: famr.Training,
-        count: int,
-        models: Path,
-    ) -> None:
-        self.start, self.data, self.training, self.models = start, data, training, models
-        self.samples, self.target, self.name = samples, data.labels.index(name), name
-        generator = torch.Generator().manual_seed(CLASS_SEED + 1)
-        ranks = torch.rand(count, len(samples), generator=generator).argsort(dim=0)
-        self.has_sample = ranks < count // 2  # (shadows, samples): each sample is in exactly half of them
-        self.has_class = torch.arange(count) % 2 == 0
-        models.mkdir(parents=True, exist_ok=True)
-        self.forget = {
-            "class": data.train.where(data.train.targets == self.target),
-            "samples": data.train.take(samples),
-        }
-
-    def logits(self, kind: str, method: str) -> tuple[ShadowLogits, int]:
-        """Logits of all shadows on the forget set, by membership; and the number that needed the wider budget."""
-        count = len(self.has_class)
-        shadows = [self.logits_of(number, kind, method) for number in range(count)]
-        is_member = (
-            self.has_sample if kind == "samples" else self.has_class[:, None].expand(count, len(self.forget["class"]))
-        )
-        order = is_member.to(torch.int8).argsort(dim=0, descending=True, stable=True)  # members of each image first
-        members, non_members = order[: count // 2], order[count // 2 :]
-
-        def gather(which: str, models: Tensor) -> Tensor:
-            stacked = torch.stack([shadow[f"{kind}.{which}"] for shadow in shadows])  # (shadows, images, classes)
-            return stacked.gather(0, models[:, :, None].expand(*models.shape, stacked.shape[-1]))
-
-        wider = sum(f"{kind}.{method}.budget" in shadow for shadow in shadows)
-        parts = gather(method, members), gather("trained", non_members), gather("trained", members)
-        return ShadowLogits(self.forget[kind].targets, *parts), wider
-
-    def prepare(self, unlearnings: Sequence[Unlearning], numbers: Sequence[int] | None = None) -> None:
-        """Train each shadow once and run its missing unlearnings; one that fails is left to its cell."""
-        for number in range(len(self.has_class)) if numbers is None else numbers:
-            stored = self._load(number)
-            if missing := [each for each in unlearnings if ".".join(each) not in stored]:
-                self._run(number, missing, stored, skip_failures=True)
-
-    def logits_of(self, number: int, kind: str, method: str) -> dict[str, Tensor]:
-        """One shadow's logits before and after it unlearns; from its file, or computed now."""
-        stored = self._load(number)
-        if f"{kind}.{method}" in stored:
-            return stored
-        return self._run(number, [(kind, method)], stored, skip_failures=False)
-
-    def _load(self, number: int) -> dict[str, Tensor]:
-        file = self._file(number)
-        return {name: each.float() for name, each in load_file(str(file)).items()} if file.is_file() else {}
-
-    def _file(self, number: int) -> Path:
-        return self.models / f"shadow-{number}.safetensors"
-
-    def _run(
-        self, number: int, unlearnings: Sequence[Unlearning], stored: dict[str, Tensor], *, skip_failures: bool
-    ) -> dict[str, Tensor]:
-        """Train a shadow, predict, unlearn, predict again; all logits are stored."""
-        train, device = self.data.train, pick_device("auto")
-        is_member = torch.ones(len(train), dtype=torch.bool)
-        is_member[self.samples[~self.has_sample[number]]] = False
-        if not self.has_class[number]:
-            is_member &= train.targets != self.target
-        own_data = replace(self.data, train=train.where(is_member))
-        folder = self.models / f"shadow-{number}"
-        model = trained_model(self.start, own_data.train, self.training, 100 + number, folder)
-        for kind, images in self.forget.items():
-            if f"{kind}.trained" not in stored:
-                stored[f"{kind}.trained"] = predict(model, images, device).logits
-        own_ids = set(own_data.train.ids)
-        own_samples = [id_ for id_ in self.forget["samples"].ids if id_ in own_ids]
-        for kind, method in unlearnings:
-            if kind == "class" and not self.has_class[number]:  # there is nothing to unlearn
-                stored[f"{kind}.{method}"] = stored[f"{kind}.trained"].clone()
-                continue
-            request = famr.Request(classes=[self.name]) if kind == "class" else famr.Request(samples=own_samples)
-            try:
-                unlearned, budget = unlearn_shadow(model, famr.split(own_data, request), METHODS[method], number)
-            except famr.FamrError as error:
-                if not skip_failures:
-                    raise
-                log(f"shadow {number}, {kind}, {method}: {error.what}")
-                continue
-            stored[f"{kind}.{method}"] = predict(unlearned, self.forget[kind], device).logits
-            if budget > METHODS[method].budget:
-                stored[f"{kind}.{method}.budget"] = torch.tensor(budget)
-        partial_file = self._file(number).with_suffix(".partial")
-        save_file({name: each.half().contiguous() for name, each in stored.items()}, str(partial_file))
-        partial_file.replace(self._file(number))
-        log(f"shadow {number}: {', '.join('.'.join(each) for each in unlearnings)} done")
-        return self._load(number)
-
-
-def unlearn_shadow(
-    model: famr.Classifier, splits: Splits, method: famr.FAMR, seed: int
-) -> tuple[famr.Classifier, float]:
-    """The shadow after it unlearned, and the budget within which it did."""
-    try:
-        return famr.forget(model, splits, method, seed=seed, monitor=MONITOR).model, method.budget
-    except GateError as refused:
-        if method.strength != "auto":  # no strength is searched, so no budget helps
-            raise
-        log(f"a budget of {WIDER_BUDGET:g} instead: {refused.what}")
-        wider = replace(method, budget=WIDER_BUDGET)
-        return famr.forget(model, splits, wider, seed=seed, monitor=MONITOR).model, WIDER_BUDGET
-
-
-def trained_model(start: Start, images: Images, training: famr.Training, seed: int, folder: Path) -> famr.Classifier:
-    """A model trained on these images; from its folder, where it was trained before."""
-    if not folder.is_dir():
-        trained = famr.fit(start(seed), images, training, seed=seed)
-        trained.save(folder)
-        log(f"{folder.name}: {trained.seconds:.1f} s")
-    return famr.load_model(str(folder))
-
-
-def shortened(data: Data, name: str, count: int) -> Data:
-    """A few images of a few classes, one of them the named one."""
+def shortened(data: Data, names: Sequence[str], count: int) -> Data:
+    """Some images of a few classes, the named ones among them."""
     assert data.test is not None
-    first = data.labels.index(name)
-    classes = torch.tensor([(first + step) % len(data.labels) for step in range(TRIAL_CLASSES)])
-    draws = torch.Generator().manual_seed(0)
+    first = [data.labels.index(name) for name in names]
+    others = [index for index in range(len(data.labels)) if index not in first][: TRIAL_CLASSES - len(first)]
+    classes, draws = torch.tensor(first + others), torch.Generator().manual_seed(0)
     parts = []
     for images in (data.train, data.test):
         some = images.where(torch.isin(images.targets, classes))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +53,27 @@ def test_on_cuda_steps_are_recorded_from_the_first_training_of_a_process_on(digi
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # "The steps of this network run one by one …"
         famr.fit(start(digits), digits.train, famr.Training(epochs=1), device="cuda")
+
+
+def test_a_training_frees_its_steps_without_the_garbage_collector(
+    digits: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded steps of one training hold gigabytes on a GPU, and many trainings follow each other in an audit."""
+    made: list[weakref.ref[GradientSteps]] = []
+    init = GradientSteps.__init__
+
+    def noted(self: GradientSteps, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(GradientSteps, "__init__", noted)
+    few = digits.train.take(torch.arange(64))
+    gc.disable()
+    try:
+        famr.fit(start(digits), few, famr.Training(epochs=1, batch_size=32), device="cpu")
+        assert [steps() for steps in made] == [None]
+    finally:
+        gc.enable()
 
 
 def test_the_given_model_is_not_trained_in_place(digits: Data) -> None:

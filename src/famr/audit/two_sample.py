@@ -1,9 +1,13 @@
 """Classifier two-sample test [Lopez-Paz & Oquab 2017]: can a model's predictions be told from a retrained one's?
 
 A uniform prediction forgets, and reveals what was forgotten. The attacker sees whole predictions on forget images, from
-the unlearned model or from a retrained one, and has to decide which: how the probability is spread, and over which
-classes, down to the least likely. AUC 0.5 is guessing; the AUC between retrained models of different seeds is the level
-that no method has to beat.
+the unlearned model or from a retrained one, and has to decide which: how the probability is spread, down to the least
+likely class, and how much of it is within every distance from the true one. AUC 0.5 is guessing; the AUC between
+retrained models of different seeds is the level that no method has to beat.
+
+The attacker does not see which class has which probability: every training leaves its own small preference for each
+class, and an attacker who learns these tells any model from any other, retrained ones included, and so nothing about
+unlearning.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from famr.metrics.forgetting import entropy
 
 NEIGHBOURS = 5
 """Classes nearest to that of an image whose probabilities are summed."""
+DISTANCES = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+"""Numbers of nearest classes whose probabilities are summed, as far as there are so many."""
 FOLDS = 5
 TREES = 50
 LEAVES = 8
@@ -41,7 +47,7 @@ LOWEST = -100.0
 DRAWS = 500
 """Bootstrap samples of the interval."""
 FEATURES = ("entropy", "margin", "neighbour mass")
-"""The features with a name; after them come the log-probabilities."""
+"""The features with a name; others come after them."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +93,24 @@ def prediction_features(logits: Tensor, nearest: Tensor) -> Tensor:
     """What the attacker sees of predictions.
 
     These are the entropy, z₍₁₎ − z₍₂₎ (the log-odds of the first class against the second), Σ p over the neighbours of
-    the true class; then log p in the order of size, and in the order of nearness.
+    the true class; then log Σ p over more and more of them; then log p in the order of size.
 
     Args:
         logits: (images, classes).
         nearest: Classes of each image as in `neighbour_order`, (images, classes).
 
     Returns:
-        (images, 3 + 2 · classes).
+        (images, features).
     """
     logits = at_least_float32(logits)
+    classes = logits.shape[-1]
     first, second = logits.topk(2, dim=-1).values.unbind(dim=-1)
-    log_p = torch.log_softmax(logits, dim=-1).clamp(min=LOWEST)
-    ordered = log_p.gather(-1, nearest)
-    mass = ordered[:, 1 : 1 + NEIGHBOURS].exp().sum(dim=-1)
+    log_p = torch.log_softmax(logits, dim=-1)
+    within = torch.logcumsumexp(log_p.gather(-1, nearest)[:, 1:], dim=-1).clamp(min=LOWEST)  # nearest ones first
+    mass = within[:, min(NEIGHBOURS, classes - 1) - 1].exp()
     named = torch.stack([entropy(logits), first - second, mass], dim=-1)
-    return torch.cat([named, log_p.sort(dim=-1, descending=True).values, ordered], dim=-1)
+    by_distance = within[:, [count - 1 for count in DISTANCES if count < classes]]
+    return torch.cat([named, by_distance, log_p.clamp(min=LOWEST).sort(dim=-1, descending=True).values], dim=-1)
 
 
 def two_sample_test(unlearned: Tensor, retrained: Sequence[Tensor], nearest: Tensor, seed: int = 0) -> TwoSampleTest:

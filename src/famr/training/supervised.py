@@ -19,6 +19,7 @@ from famr.data import Images
 from famr.data.augmentation import Augmentation, augment
 from famr.data.loaders import Batch, epoch_seed, training_batches
 from famr.data.request import Request
+from famr.data.transforms import Preprocessing
 from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, autocast, deterministic, pick_device
 from famr.engine.finite import name_bad_images, require_finite_steps
@@ -287,6 +288,43 @@ def fit(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class TrainingLoss:
+    """Cross-entropy, and the share of correct predictions.
+
+    An object of its own, and not a method of the run: recorded steps hold their loss, and a run that is held by its own
+    steps would keep their memory until the garbage collector comes.
+
+    Attributes:
+        network: The module, compiled or in half precision.
+        preprocessing: Of the model.
+        training: The settings.
+        precision: Of the forward pass.
+        device: Of the images.
+    """
+
+    network: Callable[[Tensor], Any]
+    preprocessing: Preprocessing
+    training: Training
+    precision: Precision
+    device: torch.device
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Both, of a batch.
+
+        Args:
+            images: Pixels as stored.
+            labels: Classes.
+        """
+        normalised = self.preprocessing.normalise(images)
+        rounded = isinstance(self.network, Bf16Network)
+        with nullcontext() if rounded else autocast(self.device, self.precision):
+            logits = logits_of(self.network(normalised)).float()
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.training.label_smoothing)
+        hits = (logits.detach().argmax(dim=-1) == labels).float().mean()
+        return torch.stack([loss, hits])
+
+
 class _Run:
     """A training on its device."""
 
@@ -300,13 +338,14 @@ class _Run:
         device: torch.device,
     ) -> None:
         self._model, self._images, self._training, self._seed = model, images, training, seed
-        self._precision, self._device = precision, device
+        self._device = device
         total = training.steps(len(images))
         pays = device.type == "cuda" and total >= COMPILE_FROM_STEPS
         compiled = pays if training.compile is None else training.compile
-        self._network: Callable[[Tensor], Any] = torch.compile(model.module) if compiled else model.module
+        network: Callable[[Tensor], Any] = torch.compile(model.module) if compiled else model.module
         if precision == "bf16" and not compiled:
-            self._network = Bf16Network(model.module, blank_image(model, 2))
+            network = Bf16Network(model.module, blank_image(model, 2))
+        self._loss = TrainingLoss(network, model.require_preprocessing(), training, precision, device)
         self._views = torch.Generator(device).manual_seed(seed)
         self.steps = GradientSteps(
             trainable(model.module),
@@ -341,16 +380,6 @@ class _Run:
             seconds += time.perf_counter() - start
             require_finite_steps(list(losses), positions, self._model.module, epoch)
             yield TrainingRow(epoch, self.steps.taken, mean_loss, accuracy, rate, seconds)
-
-    def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy, and the share of correct predictions."""
-        normalised = self._model.require_preprocessing().normalise(images)
-        rounded = isinstance(self._network, Bf16Network)
-        with nullcontext() if rounded else autocast(self._device, self._precision):
-            logits = logits_of(self._network(normalised)).float()
-        loss = F.cross_entropy(logits, labels, label_smoothing=self._training.label_smoothing)
-        hits = (logits.detach().argmax(dim=-1) == labels).float().mean()
-        return torch.stack([loss, hits])
 
     def _batches(self) -> Callable[[int | None], Iterator[Batch]]:
         preprocessing, training = self._model.require_preprocessing(), self._training
