@@ -26,7 +26,7 @@ from famr.audit.audit_data import AuditData
 from famr.audit.comparison import ComparedModels
 from famr.audit.controls import NEVER_SAW_EPOCHS, collapsed, head_only_edit
 from famr.audit.costs import Stopwatch
-from famr.audit.measurements import ModelMeasurements, measure_models
+from famr.audit.measurements import ModelMeasurements, measure_model, with_attacks
 from famr.audit.names import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, UNLEARNED
 from famr.audit.verdict import Audit, judge, read_thresholds
 from famr.data.augmentation import Augmentation
@@ -41,6 +41,8 @@ RETRAINED, ORIGINALS = 24, 4
 REFERENCES = (5, 10, 19)
 METHODS = {"paper": famr.FAMR.paper(), "default": famr.FAMR()}
 CPU = torch.device("cpu")
+ROLES = {"original 0": ORIGINAL, "head only 0": HEAD_ONLY, "never saw": NEVER_SAW}
+"""The controls of every audit; all other models are audited."""
 
 
 def main() -> None:
@@ -124,13 +126,13 @@ def measured_one_by_one(
     models: Mapping[str, famr.Classifier], data: AuditData, quick: bool
 ) -> dict[str, ModelMeasurements]:
     """What an audit measures on each model; accuracies to relearn and heads to transplant are those of original 0."""
-    original = models["original 0"]
+    original, costs, measured = models["original 0"], Stopwatch(), {}
     with deterministic(data.seed):
-        measured = {}
         for name, model in models.items():
-            role = ORIGINAL if name == "original 0" else name
-            found = measure_models({role: model, ORIGINAL: original}, data, None, quick, Stopwatch())
-            measured[name] = found[role]
+            role = ROLES.get(name, UNLEARNED)
+            found = measure_model(model, data, original, None, costs)
+            measured[name] = found if quick else with_attacks(found, role, model, data, original, costs)
+            log(f"{name}: { ({part: round(seconds, 1) for part, seconds in costs.seconds.items()}) }")
     return measured
 
 
@@ -161,6 +163,7 @@ def verdicts(
         "gates": {
             check.name: {"verdict": check.verdicts[UNLEARNED], "counts": check.not_counted is None}
             for check in found.checks
+            if UNLEARNED in check.verdicts  # controls are not exported
         },
     }
 

@@ -153,8 +153,8 @@ def audit_cell(
     """Forget by each method and audit all results at once; the gates, the costs, and the data of the figures."""
     split = famr.calibration_split(alone.splits)
     unlearned, forgetting = {}, {}
-    for method, settings in METHODS.items():
-        result = famr.forget(original, split.for_forgetting, settings, seed=0, monitor=famr.Monitor(track_retain=False))
+    for method, numbers in METHODS.items():
+        result = famr.forget(original, split.for_forgetting, numbers, seed=0, monitor=famr.Monitor(track_retain=False))
         unlearned[method], forgetting[method] = result.model, result.seconds
     by_model: dict[str, float] = {}
     begun = last = time.perf_counter()

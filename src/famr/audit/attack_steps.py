@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from famr.engine.devices import autocast
 from famr.errors import NumericsError, RequestError
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
@@ -30,14 +31,17 @@ def adam_steps(parameters: Sequence[Tensor], learning_rate: float, device: torch
 
 
 def label_loss(model: Classifier) -> Loss:
-    """Cross-entropy of a model on images with their labels.
+    """Cross-entropy of a model on images with their labels; on a GPU in bf16, as models are trained there.
 
     Args:
         model: On the device of the images.
     """
+    device = next(model.module.parameters()).device
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(model.logits(images).float(), labels)
+        with autocast(device, "bf16" if device.type == "cuda" else "fp32"):
+            logits = model.logits(images)
+        return F.cross_entropy(logits.float(), labels)
 
     return loss
 

@@ -106,10 +106,11 @@ def reason_not_to_count(kind: Kind, verdicts: Mapping[str, Verdict]) -> str | No
     'the original does not fail it here'
     >>> reason_not_to_count("depth", {"unlearned": "fail", "original": "fail", "never saw": "fail"})
     'a model that never saw the forget set, trained for less long, fails it: it measures the length of training'
+    >>> reason_not_to_count("likeness", {"unlearned": "pass", "original": "fail", "never saw": "fail"})
     """
     if verdicts.get(RETRAINED) == "fail":
         return "retrained models fail it themselves"
-    if kind != "utility" and verdicts.get(NEVER_SAW) == "fail":
+    if kind not in ("utility", "likeness") and verdicts.get(NEVER_SAW) == "fail":
         return (
             "a model that never saw the forget set, trained for less long, fails it: it measures the length of training"
         )

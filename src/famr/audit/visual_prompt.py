@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from famr.audit.attack_images import AttackImages, mixed_batches
-from famr.audit.attack_steps import adam_steps, require_finite, require_positive
+from famr.audit.attack_steps import adam_steps, label_loss, require_finite, require_positive
 from famr.audit.recovery import AttackHits
 from famr.audit.relearning import level_bias
 from famr.data import Images
@@ -136,8 +135,10 @@ def train_prompt(frozen: Classifier, task: AttackImages, config: PromptConfig, d
     largest = config.bound / torch.tensor(preprocessing.std, device=device)[:, None, None]  # in normalised units
     unbounded = torch.zeros(preprocessing.channels, *preprocessing.crop, device=device, requires_grad=True)
 
+    of_labels = label_loss(frozen)
+
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(frozen.logits(images + largest * torch.tanh(unbounded)).float(), labels)
+        return of_labels(images + largest * torch.tanh(unbounded), labels)
 
     steps = adam_steps([unbounded], config.learning_rate, device)
     batches = mixed_batches(task, preprocessing, config.batch_size, device)

@@ -14,7 +14,7 @@ from famr.audit.gates.base import Gate
 from famr.audit.gates.conversions import HALF_COMES_BACK, INT8_COMES_BACK, ONNX_COMES_BACK
 from famr.audit.gates.membership import MIA_EFFICACY_GAP, U_LIRA_ACCURACY
 from famr.audit.gates.perturbed import PERTURBED_GAP
-from famr.audit.gates.predictions import JS_TO_RETRAINED, TWO_SAMPLE_AUC
+from famr.audit.gates.predictions import JS_EXCESS, TWO_SAMPLE_AUC
 from famr.audit.gates.recovery import BEST_BIAS_GAP, NEIGHBOURS_GAP, ORIGINAL_HEAD_GAP, PROBE_GAP
 from famr.audit.gates.relearning import RELEARNING_GAP
 from famr.audit.gates.retained_tuning import RETAINED_TUNING_PROBABILITY_GAP, RETAINED_TUNING_RANK_GAP
@@ -30,7 +30,7 @@ GATES: dict[str, Gate] = {
         RETAIN_ACCURACY_GAP,
         MIA_EFFICACY_GAP,
         AVERAGE_GAP,
-        JS_TO_RETRAINED,
+        JS_EXCESS,
         TWO_SAMPLE_AUC,
         RMIA_AUC,
         FORGOTTEN_RANK_GAP,

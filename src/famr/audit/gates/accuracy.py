@@ -57,6 +57,7 @@ AVERAGE_GAP = Gate(
     description="Avg. Gap: the mean gap of forget, retain and test accuracy and MIA-efficacy.",
     threshold=0.02,
     measure=against_references(average_gap_estimate),
+    kind="likeness",
 )
 
 FORGOTTEN_RANK_GAP = Gate(

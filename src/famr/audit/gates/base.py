@@ -15,10 +15,12 @@ from famr.audit.per_image import PerImage, difference
 NO_REFERENCE = "no retrained model was given"
 ONE_REFERENCE = "comparing retrained models with each other takes two, and one was given"
 
-Kind = Literal["forgetting", "depth", "utility", "conversion"]
+Kind = Literal["forgetting", "likeness", "depth", "utility", "conversion"]
 """What a gate is about, and so which control has to fail it before it counts.
 
-forgetting   predictions on the forget set and membership: the original
+forgetting   accuracy on the forget set and membership: the original
+likeness     whether predictions are those of a model that was trained alike: the original. A never-saw model decides
+             nothing here: trained for less long, it is unlike them whatever it saw
 depth        what features and weights still hold: the original, and one such gate at least a head-only edit
 utility      what the model is still good for: a model that predicts one class for everything
 conversion   what rounding and export bring back: no model is known to fail; such a gate counts where it is failed
