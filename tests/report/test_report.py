@@ -36,6 +36,7 @@ from famr.report.rendering import COLOURS
 from famr.report.sign_off import BLANK, BOX
 from famr.report.verdict import report_verdict
 from famr.report.write import render_report
+from famr.runs.audits import RecordedAudit
 from famr.storage.digests import check_complete
 
 HOSTILE = (
@@ -155,8 +156,9 @@ def audited(records: RunRecords, verdicts: dict[str, str], sha: str | None = Non
     subject = {"unlearned_sha256": sha or records.run["unlearned"]["weights_sha256"]}
     overall = {"unlearned": "fail" if "fail" in verdicts.values() else "pass"}
     stated = {"calibration": {"says": "ECE of <b>.", "ece": {"unlearned": 0.0123}, "many": [1, 2, 3]}}
-    audit = {"verdicts": overall, "checks": checks, "subject": subject, "notes": ["A note <b>."], "stated": stated}
-    return replace(records, audit=audit)
+    audit = {"sentence": "What the audit says <b>.", "verdicts": overall, "checks": checks, "subject": subject}
+    audit |= {"notes": ["A note <b>."], "stated": stated}
+    return replace(records, audits=[RecordedAudit(1, "unlearning/audit.json", "0" * 64, audit)])
 
 
 def test_the_page_is_complete_and_loads_nothing(run: Callable[..., Outcome], folder: Path, original_run: Path) -> None:
@@ -252,27 +254,49 @@ def test_the_desk_s_records_are_shown_without_names_of_samples(records: RunRecor
     assert "ann.png" not in "".join(pages.values())
 
 
-@pytest.mark.parametrize(
-    ("gates", "outcome", "words"),
-    [
-        ({"a_gap": "pass", "b": "fail"}, "fail", "Failed: 1 of 2 gates of the audit fail (b)"),
-        ({"a_gap": "cannot tell", "b": "pass"}, "cannot tell", "1 of 2 gates of the audit cannot tell (a gap)"),
-        ({"a_gap": "pass", "b": "pass"}, "pass", "meets all 2 thresholds"),
-        ({}, "cannot tell", "no gate applies"),
-    ],
-)
-def test_the_verdict_is_the_audit_s(records: RunRecords, gates: dict[str, str], outcome: str, words: str) -> None:
+@pytest.mark.parametrize(("gates", "outcome"), [({"a": "pass", "b": "fail"}, "fail"), ({"a": "pass"}, "pass")])
+def test_the_verdict_and_its_sentence_are_the_audit_s(records: RunRecords, gates: dict[str, str], outcome: str) -> None:
     verdict, sentence = report_verdict(audited(records, gates))
     assert verdict == outcome
-    assert words in sentence
-    assert sentence.count(". ") == 0  # one sentence
+    assert sentence.startswith("What the audit says <b>. Accuracy on the forget set went from ")
+
+
+def test_a_passed_audit_of_the_first_edition_passes_no_report(records: RunRecords) -> None:
+    """Its reference models may have been copies of the unlearned model."""
+    (audit,) = audited(records, {"a": "pass"}).audits
+    content = {name: value for name, value in audit.content.items() if name != "sentence"}
+    verdict, sentence = report_verdict(replace(records, audits=[replace(audit, content=content)]))
+    assert verdict == "cannot tell"
+    assert "first edition" in sentence
+
+
+def test_all_audits_of_a_run_and_what_the_latest_rests_on_are_shown(records: RunRecords) -> None:
+    (failed,), (passed,) = audited(records, {"a": "fail"}).audits, audited(records, {"b": "pass"}).audits
+    reference = {"sha256": "ab" * 32, "record": None, "not_shown": ["there is no record"], "forget_accuracy": 0.0}
+    subject = {**passed.subject, "references": [{**reference, "unseen_accuracy": 0.015}], "controls": {"original": {}}}
+    subject |= {"images": {"forget": {"count": 500}}, "calibration": "the method saw no held-out image"}
+    checks = [{**check, "counts": False, "not_counted": "it has no power"} for check in passed.content["checks"]]
+    latest = replace(passed, number=2, content={**passed.content, "subject": subject, "checks": checks})
+    both = replace(records, audits=[failed, latest])
+    text = "".join(Page(render_report(build_report(both, None, "x"))[".html"]).texts)
+    for words in (
+        "2 audits: fail, pass (the latest)",
+        "Against: 1 retrained models, 0 of them with a training record",
+        "On: 500 forget images; the method saw no held-out image.",
+        "Power: 0 of 1 gates count.",
+        "Not counted, it has no power: b.",
+        "ab" * 32,
+        "there is no record",
+        "0.015",
+    ):
+        assert words in text, words
 
 
 def test_without_an_audit_the_verdict_is_cannot_tell(records: RunRecords) -> None:
-    outcome, sentence = report_verdict(replace(records, audit=None))
+    outcome, sentence = report_verdict(replace(records, audits=()))
     assert outcome == "cannot tell"
     assert "weak evidence" in sentence
-    assert "weak evidence" not in report_verdict(replace(records, audit=None, metrics=None))[1]
+    assert "weak evidence" not in report_verdict(replace(records, audits=(), metrics=None))[1]
 
 
 def test_an_audit_of_other_weights_is_no_verdict(records: RunRecords) -> None:

@@ -117,6 +117,7 @@ def _numbers(records: RunRecords, measurements: Measurements | None) -> dict[str
         "entropies": None if measurements is None else dict(measurements.entropies),
         "certificate": records.certificate
         and {name: records.certificate[name] for name in ("kind", "claims", "not_shown")},
-        "audit": records.audit and {name: records.audit[name] for name in ("verdicts", "checks")},
+        "audit": records.audit and {name: records.audit.get(name) for name in ("sentence", "verdicts", "checks")},
+        "audits": [{"sha256": each.sha256, "verdict": each.verdict} for each in records.audits],
         "digests": dict(records.digests),
     }

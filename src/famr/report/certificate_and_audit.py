@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from famr.audit.gates import gate_title
+from famr.audit.sentence import first_questions
 from famr.certificates.page import format_number
 from famr.report.content import Block, Bullets, Section, Table, Text
 from famr.report.records import RunRecords
+from famr.runs.audits import describe_audits
 
 MAX_STATED = 40
 """How many figures without a threshold are shown."""
@@ -64,7 +66,7 @@ def _explanation(claim: Mapping[str, Any]) -> str:
 
 
 def audit_section(records: RunRecords) -> Section:
-    """Each gate with its threshold, the figures with their intervals, and the verdicts.
+    """The verdict in a sentence; against what, on which images, with what power; then each gate with its figures.
 
     Args:
         records: The records of the run.
@@ -75,12 +77,19 @@ def audit_section(records: RunRecords) -> Section:
     blocks: list[Block] = []
     if not records.audit_matches_weights:
         blocks.append(Text("This audit is of other weights than the run's."))
+    if sentence := audit.get("sentence"):
+        blocks.append(Text(sentence))
+    made = describe_audits([each.verdict for each in records.audits])
+    blocks.append(Bullets((*first_questions(audit), f"Audits of this run, with their verdicts: {made}.")))
+    if models := _models(audit.get("subject", {})):
+        blocks.append(models)
     blocks += [
-        Text(
-            "A gate passes if the whole 95 % interval meets the threshold, and fails if the whole interval exceeds it; "
-            "otherwise the audit cannot tell. The thresholds were fixed before the audit and are part of its record."
-        ),
         _gates(audit),
+        Text(
+            "A gate passes if the whole 95 % interval is within what is allowed, fails if the value is beyond it and "
+            "the whole interval beyond the threshold, and otherwise the audit cannot tell. The thresholds were fixed "
+            "before the audit and are part of its record."
+        ),
         Bullets(tuple(f"{gate_title(check['name'])} ({check['name']}): {check['says']}" for check in audit["checks"])),
     ]
     reasons = [
@@ -91,6 +100,32 @@ def audit_section(records: RunRecords) -> Section:
     return Section("Audit", (*blocks, *_stated(audit.get("stated", {}))))
 
 
+def _models(subject: Mapping[str, Any]) -> Table | None:
+    """Digests of the models, and what shows that the references never saw the forget set; None where not recorded."""
+    if "references" not in subject:
+        return None
+    rows = [
+        (name, subject[f"{name}_sha256"], "–", "–", "–")
+        for name in ("unlearned", "original")
+        if subject.get(f"{name}_sha256")
+    ]
+    controls = subject.get("controls", {})
+    trained = [(f"retrained {index}", each) for index, each in enumerate(subject["references"])]
+    trained += [(name, each) for name, each in controls.items() if "unseen_accuracy" in each]
+    rows += [
+        (
+            name,
+            each["sha256"],
+            "; ".join(each["not_shown"]) or "yes, by its training record",
+            format_number(each["forget_accuracy"]),
+            format_number(each["unseen_accuracy"]),
+        )
+        for name, each in trained
+    ]
+    heads = ("model", "SHA-256 of the weights", "never saw the forget set", "accuracy on it", "on unseen images")
+    return Table("Models of the audit; accuracies from 0 to 1", heads, tuple(rows), words=3)
+
+
 def _gates(audit: Mapping[str, Any]) -> Table:
     models = tuple(audit["verdicts"])
     rows = [
@@ -98,12 +133,13 @@ def _gates(audit: Mapping[str, Any]) -> Table:
             gate_title(check["name"]),
             format_number(check.get("allowed", check.get("threshold"))),
             *(f"{_interval(check['figures'].get(name))} {check['verdicts'].get(name, '')}".strip() for name in models),
+            "yes" if check.get("counts", True) else "no",
         )
         for check in audit["checks"]
     ]
-    rows.append(("all gates", "", *audit["verdicts"].values()))
+    rows.append(("verdict", "", *audit["verdicts"].values(), ""))
     caption = "Gates: figure [95 % interval] and verdict of each model; fractions from 0 to 1 unless stated below"
-    return Table(caption, ("gate", "at most", *models), tuple(rows))
+    return Table(caption, ("gate", "at most", *models, "counts"), tuple(rows))
 
 
 def _interval(result: Mapping[str, Any] | None) -> str:

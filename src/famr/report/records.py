@@ -10,6 +10,7 @@ from typing import Any
 
 from famr.data.request import Request
 from famr.errors import CheckpointError
+from famr.runs.audits import RecordedAudit, read_audits
 from famr.runs.folder import read_unlearning
 from famr.storage.digests import check_complete, file_digest
 
@@ -38,7 +39,7 @@ class RunRecords:
         history: ``history.jsonl``: one row an evaluation during training, the first before the first step.
         metrics: ``metrics.json``.
         certificate: ``certificate.json``.
-        audit: ``audit.json``.
+        audits: All audits of the run, the first one first.
         desk: ``requests.json``: the desk's requests that the run serves.
         digests: SHA-256 of each file of `SOURCES` that exists, by its path in the folder.
     """
@@ -49,9 +50,14 @@ class RunRecords:
     history: Sequence[Mapping[str, Any]]
     metrics: Mapping[str, Any] | None
     certificate: Mapping[str, Any] | None
-    audit: Mapping[str, Any] | None
+    audits: Sequence[RecordedAudit]
     desk: Mapping[str, Any] | None
     digests: Mapping[str, str]
+
+    @property
+    def audit(self) -> Mapping[str, Any] | None:
+        """The latest audit."""
+        return self.audits[-1].content if self.audits else None
 
     @property
     def audit_matches_weights(self) -> bool:
@@ -84,7 +90,7 @@ def read_run_records(folder: Path) -> RunRecords:
         history=history,
         metrics=_read(folder / "unlearning/metrics.json"),
         certificate=_read(folder / "unlearning/certificate.json"),
-        audit=_read(folder / "unlearning/audit.json"),
+        audits=read_audits(folder),
         desk=_read(folder / "unlearning/requests.json"),
         digests={name: file_digest(folder / name) for name in SOURCES if (folder / name).is_file()},
     )
