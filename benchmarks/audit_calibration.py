@@ -186,8 +186,8 @@ def summarised(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 def gate_rates(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each gate: the share of audits in which it counts, and of each kind of model that it fails."""
 
-    def rate(values: list[bool]) -> float:
-        return sum(values) / len(values)
+    def rate(values: list[bool]) -> float | None:
+        return sum(values) / len(values) if values else None
 
     gates = dict.fromkeys(name for row in rows for name in row["gates"])
     kinds = dict.fromkeys(kind_of(row["audited"]) for row in rows)

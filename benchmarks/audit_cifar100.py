@@ -1,7 +1,7 @@
 """The audit on CIFAR-100 with ViT-Ti: three classes and a tenth of the images, the paper's preset and the default.
 
     python -m benchmarks.audit_cifar100 --data DIR --weights FILE \
-        --output benchmarks/results/audit-cifar100-vit_tiny.json
+        --output benchmarks/results/audits-cifar100-vit_tiny.json
 
 Beside the two methods stand the original (doing nothing is a row of every table), five models retrained without the
 request, one that never saw it and was trained for a quarter of the epochs, an edit of the head alone, and a model that
@@ -75,7 +75,7 @@ def main() -> None:
     data = open_parquet(arguments.data)
     training, start = CIFAR100_TRAINING, vit_tiny(arguments.weights, data.labels)
     names = drawn_classes(data.labels, CLASSES, CLASS_SEED)
-    facts = cifar100_facts("audit-cifar100-vit_tiny", class_seed=CLASS_SEED)
+    facts = cifar100_facts("audits-cifar100-vit_tiny", class_seed=CLASS_SEED)
     if arguments.images is not None:
         data = shortened(data, names, arguments.images)
         training = replace(training, epochs=12, batch_size=32, learning_rate=2e-3)
@@ -83,6 +83,7 @@ def main() -> None:
         facts |= {"data": f"a trial with {arguments.images} images", "model": "a ViT of two blocks, at random"}
     facts |= {"training": asdict(training), "references": arguments.references, "shadows": arguments.shadows}
     samples = drawn_samples(data)
+    samples = samples[data.train.targets[samples] != data.labels.index(names[0])]  # shadows may lack the whole class
     requests = [*(famr.Request(classes=[name]) for name in names), famr.Request(samples=samples.tolist())]
     setting = ShadowSetting(start, data, training, names[0], samples, METHODS, arguments.shadows)
     shadows = ShadowModels(setting, arguments.output.with_suffix(".shadows.safetensors"))

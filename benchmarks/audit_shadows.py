@@ -48,7 +48,7 @@ class ShadowSetting:
         data: All images.
         training: How they are trained.
         class_name: The class of one request.
-        samples: Indices of the training images of the other.
+        samples: Indices of the training images of the other; none is of the class.
         methods: By name.
         count: Shadow models in all, an even number.
     """
@@ -65,7 +65,8 @@ class ShadowSetting:
     def pool(self) -> Tensor:
         """The samples, then as many other training images, which shadows may have to forget in their place."""
         order = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(CLASS_SEED + 2))
-        return torch.cat([self.samples, order[~torch.isin(order, self.samples)][: len(self.samples)]])
+        other = (self.data.train.targets != self.data.labels.index(self.class_name))[order]
+        return torch.cat([self.samples, order[other & ~torch.isin(order, self.samples)][: len(self.samples)]])
 
     @property
     def has_image(self) -> Tensor:
@@ -167,11 +168,11 @@ class ShadowModels:
         trained = famr.fit(setting.start(seed), own.train, setting.training, seed=seed)
         before = {kind: self._confidence(trained.model, kind) for kind in (CLASS, SAMPLES)}
         found = {f"{kind}.trained": before[kind] for kind in before}
-        own_ids = set(own.train.ids)
-        own_samples = [train.ids[index] for index in setting.pool[self._has_image[number]].tolist()]
         requests = {
             CLASS: famr.Request(classes=[setting.class_name]),
-            SAMPLES: famr.Request(samples=[id_ for id_ in own_samples if id_ in own_ids]),
+            SAMPLES: famr.Request(
+                samples=[train.ids[index] for index in setting.pool[self._has_image[number]].tolist()]
+            ),
         }
         for kind, method in unlearnings:
             if kind == CLASS and not has_class:  # there is nothing to unlearn

@@ -16,6 +16,7 @@ from typing import Any
 
 from scipy import stats
 
+from benchmarks.audit_page import audits_page, draw_audits
 from benchmarks.audit_tables import audit_page, draw_audit
 from benchmarks.certificate_tables import (
     certified_head_page,
@@ -42,6 +43,7 @@ OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "sisa": sisa_page,
     "certified_head": certified_head_page,
     "certificates": deviation_page,
+    "audits": audits_page,
     "audit": audit_page,
     "kills": kills_page,
     "soak": soak_page,
@@ -51,6 +53,7 @@ OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
 }
 FIGURES = {
     "audit-cifar100-vit_tiny": draw_audit,
+    "audits-cifar100-vit_tiny": draw_audits,
     "frontier-cifar100-vit_tiny": draw_frontier,
     "influence_sign-digits": draw_signs,
 }
