@@ -73,7 +73,7 @@ class Steps:
                 raise RequestError(f"`{name}` must be {must}, got {getattr(self, name)!r}.", where="Steps")
 
     def within(self, steps: int, planned: int) -> Steps:
-        """As many whole epochs as so many steps allow; a part of the first epoch where they allow none.
+        """As many whole epochs as so many steps allow; where they allow none, so many steps of the first.
 
         Args:
             steps: Steps that may be taken, at least 1.
@@ -81,12 +81,12 @@ class Steps:
 
         >>> ten = Steps(epochs=10, learning_rate=0.1)
         >>> [(cut.epochs, cut.most_steps) for cut in (ten.within(n, planned=500) for n in (700, 170, 20))]
-        [(10, None), (3, None), (1, 20)]
+        [(10, None), (3, None), (10, 20)]
         """
         if steps >= planned:
             return self
         epochs = steps * self.epochs // planned
-        return replace(self, epochs=epochs) if epochs else replace(self, epochs=1, most_steps=steps)
+        return replace(self, epochs=epochs) if epochs else replace(self, most_steps=steps)
 
 
 class Descent:
