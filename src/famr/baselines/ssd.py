@@ -71,8 +71,8 @@ class SSD(WeightBaseline):
         for name in ("alpha", "lam", "batch_size"):
             if not getattr(self, name) > 0:
                 raise RequestError(f"`{name}` must be above 0, got {getattr(self, name)!r}.", where="SSD")
-        if self.most_steps is not None and self.most_steps < 2:
-            raise RequestError(f"`most_steps` must be at least 2, or None, got {self.most_steps!r}.", where="SSD")
+        if self.most_steps is not None and self.most_steps < 3:
+            raise RequestError(f"`most_steps` must be at least 3, or None, got {self.most_steps!r}.", where="SSD")
 
     def shortened(self, steps: int, planned: int) -> Self:
         """See `Baseline.shortened`: I_f and I_D from a part of their batches.
@@ -81,7 +81,7 @@ class SSD(WeightBaseline):
             steps: Batches that it may use.
             planned: Batches that it uses uncut.
         """
-        return self if steps >= planned else self.with_numbers(most_steps=max(2, steps))
+        return self if steps >= planned else self.with_numbers(most_steps=max(3, steps))
 
     def change(self, session: BaselineSession) -> None:
         """See `WeightBaseline.change`: one pass over all training images, and one more over the forget set."""
@@ -105,26 +105,26 @@ class SSD(WeightBaseline):
         rows = torch.argsort(retain.targets, stable=True) if by_class else order(len(retain), session.seed)
         of_retain, of_forget = torch.split(rows, size), torch.split(torch.arange(len(session.forget)), size)
         planned = len(of_retain) + 2 * len(of_forget)
-        share = min(1.0, (self.most_steps or planned) / planned)
-        retain = retain.take(torch.cat(evenly(of_retain, share)))
-        forget = session.forget.take(torch.cat(evenly(of_forget, share)))
+        allowed = min(planned, self.most_steps or planned)
+        few = max(1, len(of_forget) * allowed // planned)
+        forget = session.forget.take(torch.cat(evenly(of_forget, few)))
+        retain = retain.take(torch.cat(evenly(of_retain, max(1, allowed - 2 * few))))
         steps = -(-len(retain) // size) + 2 * -(-len(forget) // size)
         session.facts.update(steps=steps, steps_planned=planned)
         importance = mean_squared_gradient(session, [forget], size)
         return importance, mean_squared_gradient(session, [retain, forget], size)
 
 
-def evenly(items: Sequence[Item], share: float) -> list[Item]:
-    """A share of some items, spread evenly over them; at least one.
+def evenly(items: Sequence[Item], count: int) -> list[Item]:
+    """Some items, spread evenly over all of them.
 
     Args:
-        items: At least one.
-        share: From 0 to 1.
+        items: All items.
+        count: How many to take; no more than there are.
 
-    >>> evenly("abcdef", 0.5), evenly("abcdef", 1.0), evenly("abc", 0.0)
-    (['a', 'c', 'e'], ['a', 'b', 'c', 'd', 'e', 'f'], ['a'])
+    >>> evenly("abcdef", 3), evenly("abc", 3), evenly("abc", 1)
+    (['a', 'c', 'e'], ['a', 'b', 'c'], ['a'])
     """
-    count = max(1, int(share * len(items)))
     return [items[index * len(items) // count] for index in range(count)]
 
 

@@ -55,7 +55,7 @@ def gate_distance(kind: str, figures: TrialFigures, classes: int) -> float:
     else:
         excess = figures.forget - max(FORGOTTEN, 1 / classes)
     missing = HALVED * figures.original - figures.held_out
-    return sum(distance for distance in (excess, missing) if distance > ROUNDING)
+    return sum((distance for distance in (excess, missing) if distance > ROUNDING), start=0.0)
 
 
 def choose_trial(kind: str, trials: Sequence[TrialFigures | None], classes: int) -> int | None:

@@ -16,7 +16,8 @@ GATE = (
     "the trials that forget and keep, the one with the highest held-out accuracy; where there is none, the nearest to "
     f"the gate. A class is forgotten at an accuracy of chance or {100 * FORGOTTEN:g} % on the forget set, samples "
     f"within {100 * MARGIN:g} points of the original's accuracy on images that it never saw; a model that loses "
-    f"more than {100 * (1 - HALVED):g} % of its held-out accuracy does not keep. A trial's figures are means over the requests."
+    f"more than {100 * (1 - HALVED):g} % of its held-out accuracy does not keep. A trial's figures are means over the "
+    "requests."
 )
 
 
