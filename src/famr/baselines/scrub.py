@@ -101,10 +101,10 @@ class Scrub(WeightBaseline):
 
     name = "SCRUB"
     paper = "Kurmanji et al. 2023"
-    published = numbers(optimiser="adam", alpha=0.5, gamma=1.0, max_epochs=3)
+    published = numbers(optimiser="adam", alpha=0.5, gamma=1.0, max_epochs=3, training_mode=True)
     tuning = (
-        {**published, "learning_rate": 5e-5},
-        {**published, "learning_rate": 1e-4, "max_epochs": 5},
+        {**published, "learning_rate": 5e-5, "training_mode": False},
+        {**published, "learning_rate": 1e-4, "max_epochs": 5, "training_mode": False},
         {"alpha": 0.5, "gamma": 1.0, "max_epochs": 3, "learning_rate": 5e-3},
         {"alpha": 0.5, "gamma": 1.0, "max_epochs": 3, "learning_rate": 2e-2},
     )

@@ -7,6 +7,7 @@ numbers are cut: to as many whole epochs as fit, or to a part of the first, its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from famr.baselines import Baseline
 
 PROBES = (8, 24)
 """Steps of the two short runs. Both are longer than what is slow at first, e.g. recording steps on a GPU."""
+ROUNDING = 1e-6
+"""Part of a step that is rounding."""
 UNCUT = 1 << 40
 """More steps than any method takes."""
 
@@ -66,7 +69,8 @@ class StepCost(NamedTuple):
         """
         if self.seconds <= limit:
             return self.planned
-        return max(1, min(self.planned, int((limit - self.preparation) / self.step)))
+        steps = (limit - self.preparation) / self.step
+        return max(1, min(self.planned, math.floor(steps + ROUNDING)))
 
 
 class Fitted(NamedTuple):
