@@ -126,6 +126,17 @@ def test_only_methods_that_use_retained_images_alone_change_normalisation(
     assert torch.equal(after[1].running_mean, before[1].running_mean) == (name not in TRAINS_NORMALISATION)
 
 
+@pytest.mark.parametrize("name", ["SalUn", "SCRUB", "DELETE"])
+def test_in_training_mode_as_its_authors_run_it_a_method_updates_normalisation(
+    name: str, model: famr.Classifier, methods: dict[str, Baseline], without_three: famr.Splits
+) -> None:
+    numbers = {"training_mode": True, "most_steps": 6}
+    after: Any = methods[name].with_numbers(**numbers).unlearn(model, without_three, device="cpu").model.module
+    before: Any = model.module
+    assert not torch.equal(after[1].running_mean, before[1].running_mean)
+    assert not after.training
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_result_can_be_stored(name: str, results: dict[str, tuple[BaselineResult, str]]) -> None:
     result, _ = results[name]

@@ -176,12 +176,12 @@ def test_seconds_that_are_given_need_no_run_of_ours(
     digits: Data, tmp_path: Path, clocked: list[tuple[str, str, Baseline]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "fit", fit_short)
-    bench = bench_of(digits, BenchMethod("fine-tune", FineTune()), seconds=0.02, retrained=False)
+    bench = bench_of(digits, BenchMethod("fine-tune", FineTune()), seconds=0.025, retrained=False)
     content = run_bench(bench, tmp_path / "out", lambda _line: None)
     assert [name for name, _, _ in clocked] == ["fine-tune"] * 4  # three short runs and the cell; nothing is tuned
     assert clocked[-1][2].steps.most_steps == 2  # type: ignore[attr-defined]
     assert content["limits"][0]["steps"] == 2
-    assert "class 0.02; as given" in (limit_line(content) or "")
+    assert "class 0.03; as given" in (limit_line(content) or "")
     clocked.clear()
     free = bench_of(digits, BenchMethod("fine-tune", FineTune()), retrained=False)
     assert limit_line(run_bench(free, tmp_path / "free", lambda _line: None)) is None
