@@ -65,7 +65,7 @@ class SSD(WeightBaseline):
     name = "SSD"
     paper = "Foster et al. 2024"
     published = numbers(alpha=5.0)
-    tuning = ({"alpha": 2.0}, {"alpha": 25.0}, {"alpha": 50.0}, {"alpha": 100.0})
+    tuning = ({"alpha": 2.0}, {"alpha": 3.5}, {"alpha": 7.0}, {"alpha": 25.0})
 
     def __post_init__(self) -> None:
         for name in ("alpha", "lam", "batch_size"):
