@@ -14,7 +14,7 @@ from baselines.cases import TRAINING, start
 from famr.baselines import Baseline, Delete, FamrMethod, FineTune, NewtonHead, Retrain, SalUn, Scrub, SisaRemoval
 from famr.bench import running
 from famr.bench.gate import MARGIN, TrialFigures, choose_trial, gate_distance, mean_figures
-from famr.bench.limit import PROBES, StepCost, fit_into
+from famr.bench.limit import PROBES, REPEATS, StepCost, fit_into
 from famr.bench.methods import BenchMethod, bench_methods
 from famr.bench.plan import Bench
 from famr.bench.running import run_bench
@@ -115,6 +115,23 @@ def test_steps_are_cut_to_whole_epochs_or_to_a_part_of_one() -> None:
         assert (fitted.record["cut"] == "uncut") == (taken == 200)
 
 
+def test_noise_in_a_short_run_takes_no_steps_away() -> None:
+    calls: list[int] = []
+
+    def run(method: Any) -> Mapping[str, Any]:
+        taken = method.steps.most_steps
+        calls.append(taken)
+        seconds = 0.01 * taken + (5.0 if len(calls) in (2, 3) else 0.0)  # the first two short runs are disturbed
+        return {"seconds": seconds, "facts": {"steps": taken, "steps_planned": 200}}
+
+    measured: Any = {}
+    assert fit_into(FineTune(), 1.0, run, measured).record["steps"] == 100
+    before = len(calls)
+    slow = FineTune().with_numbers(learning_rate=1e-3)
+    assert fit_into(slow, 0.5, run, measured).record["steps"] == 50
+    assert calls[before:] == [1]  # of another rate only the number of steps is asked for
+
+
 def test_a_method_shorter_than_the_short_runs_is_not_cut_by_noise() -> None:
     assert StepCost.of((5, 0.9), (5, 0.5), planned=5).steps_within(0.6) == 5
     assert StepCost.of((8, 0.9), (24, 0.8), planned=100).steps_within(1.0) == 100
@@ -164,7 +181,7 @@ def test_the_limit_is_the_longest_run_of_ours_and_every_trial_keeps_to_it(
     taken = [method.steps.epochs for name, _, method in clocked if name == "fine-tune" and not method.steps.most_steps]  # type: ignore[attr-defined]
     assert taken == [5] * (3 * 3 + 1)  # ten epochs of 0.1 s: five fit; three trials on three requests, and the cell
     probes = [method.steps.most_steps for name, _, method in clocked if name == "fine-tune" and method.steps.most_steps]  # type: ignore[attr-defined]
-    assert probes == [1, *PROBES] * 3
+    assert probes == [1, *PROBES * REPEATS, 1, 1]  # measured once: the three differ in the schedule and the rate alone
     assert {label for name, label, _ in clocked if name == "fine-tune"} == {"class 5", "class 0", "class 4", "class 3"}
     assert "Limit in seconds: class 0.50; the longest that FAMR takes" in (limit_line(content) or "")
     before = len(clocked)
@@ -178,7 +195,7 @@ def test_seconds_that_are_given_need_no_run_of_ours(
     monkeypatch.setattr(running, "fit", fit_short)
     bench = bench_of(digits, BenchMethod("fine-tune", FineTune()), seconds=0.025, retrained=False)
     content = run_bench(bench, tmp_path / "out", lambda _line: None)
-    assert [name for name, _, _ in clocked] == ["fine-tune"] * 4  # three short runs and the cell; nothing is tuned
+    assert [name for name, _, _ in clocked] == ["fine-tune"] * 6  # five short runs and the cell; nothing is tuned
     assert clocked[-1][2].steps.most_steps == 2  # type: ignore[attr-defined]
     assert content["limits"][0]["steps"] == 2
     assert "class 0.03; as given" in (limit_line(content) or "")

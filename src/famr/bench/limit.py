@@ -1,20 +1,23 @@
 """The limit in seconds that every method but retraining keeps to: how many of its steps fit.
 
 A clock during a run would give other numbers of steps each time, so that no run could be repeated. Instead the seconds
-of a step are measured once for each trial and kind of request, in two short runs on a tuning request, and the trial's
-numbers are cut: to as many whole epochs as fit, or to a part of the first, its schedule ending with the last step.
+of a step are measured for each method and kind of request in short runs on a tuning request, and the numbers of a trial
+are cut: to as many whole epochs as fit, or to a part of the first, its schedule ending with the last step. Of repeated
+short runs the fastest counts, so that the noise of the machine takes no steps away.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from famr.baselines import Baseline
 
 PROBES = (8, 24)
 """Steps of the two short runs. Both are longer than what is slow at first, e.g. recording steps on a GPU."""
+REPEATS = 2
+"""How often each is made."""
 ROUNDING = 1e-6
 """Part of a step that is rounding."""
 UNCUT = 1 << 40
@@ -85,30 +88,72 @@ class Fitted(NamedTuple):
     record: dict[str, Any]
 
 
-def fit_into(method: Baseline, limit: float, run: Callable[[Baseline], Mapping[str, Any]]) -> Fitted:
+Costs = dict[Hashable, StepCost]
+"""Costs that were measured, by `cost_key`."""
+
+
+def cost_key(method: Baseline) -> Hashable:
+    """What the seconds of a step depend on: not on learning rates, schedules and the weights of a loss.
+
+    Args:
+        method: The method with its numbers.
+
+    >>> from famr.baselines import SalUn
+    >>> adam = SalUn().with_numbers(optimiser="adam")
+    >>> cost_key(SalUn()) == cost_key(SalUn().with_numbers(learning_rate=0.1, share=0.2)) != cost_key(adam)
+    True
+    """
+    steps = getattr(method, "steps", None)
+    of_steps = None if steps is None else (steps.batch_size, steps.optimiser, steps.training_mode)
+    return type(method), of_steps, tuple(number for number in vars(method).values() if isinstance(number, int))
+
+
+def fit_into(
+    method: Baseline, limit: float, run: Callable[[Baseline], Mapping[str, Any]], measured: Costs | None = None
+) -> Fitted:
     """Cut a method so that it takes at most so many seconds.
 
     Args:
         method: The method with its numbers.
         limit: Seconds.
         run: Runs a method and returns its record, with `seconds`, and `steps` and `steps_planned` among its facts.
+        measured: Costs on requests of this kind; those that are measured now are added. None: none are known.
 
     Returns:
         The method unchanged where it fits, cannot be cut, or fails in the short runs.
     """
     record: dict[str, Any] = {"limit": limit}
+    measured = {} if measured is None else measured
     if method.shortened(1, UNCUT) == method:
         return Fitted(method, record | {"cut": "it takes no steps that could be left out"})
-    runs = [run(method.shortened(steps, UNCUT)) for steps in PROBES]
+    runs = [run(method.shortened(1, UNCUT))]  # what a process does once is not timed
+    key = cost_key(method)
+    if key not in measured and "error" not in runs[0]:
+        runs += [run(method.shortened(steps, UNCUT)) for steps in PROBES * REPEATS]
     if failed := next((each["error"]["what"] for each in runs if "error" in each), None):
         return Fitted(method, record | {"cut": f"not measured: {failed}"})
-    planned = int(runs[1]["facts"]["steps_planned"])
-    short, long = ((int(each["facts"]["steps"]), float(each["seconds"])) for each in runs)
-    cost = StepCost.of(short, long, planned)
+    planned = int(runs[0]["facts"]["steps_planned"])
+    if key not in measured:
+        short, long = (fastest(runs[1 + index :: len(PROBES)]) for index in range(len(PROBES)))
+        measured[key] = StepCost.of(short, long, planned)
+    cost = measured[key]._replace(planned=planned)
     steps = cost.steps_within(limit)
     fitted = method.shortened(steps, planned)
     cut = "uncut" if fitted == method else "less than it takes in all"
     return Fitted(fitted, record | cost._asdict() | {"steps": steps, "cut": cut})
+
+
+def fastest(runs: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
+    """Steps and seconds of the fastest of several equal runs.
+
+    Args:
+        runs: Their records.
+
+    >>> fastest([{"seconds": 0.5, "facts": {"steps": 8}}, {"seconds": 0.4, "facts": {"steps": 8}}])
+    (8, 0.4)
+    """
+    best = min(runs, key=lambda run: float(run["seconds"]))
+    return int(best["facts"]["steps"]), float(best["seconds"])
 
 
 def longest_seconds(runs: list[Mapping[str, Any]]) -> float | None:

@@ -12,7 +12,7 @@ import torch
 from famr.baselines import Baseline, FamrMethod, Retrain, SisaRemoval
 from famr.bench.cells import Case, progress_line
 from famr.bench.gate import choose_trial, mean_figures
-from famr.bench.limit import UNCUT, Fitted, fit_into, longest_seconds
+from famr.bench.limit import Costs, Fitted, fit_into, longest_seconds
 from famr.bench.methods import BenchMethod, file_stem
 from famr.bench.plan import Bench, require_served
 from famr.bench.references import Reference
@@ -165,6 +165,7 @@ class _BenchRun:
         self._ensemble: tuple[int, SisaRemoval] | None = None
         self._cases: dict[tuple[str, int], Case] = {}
         self._trial_cases: dict[tuple[str, int], TrialCase] = {}
+        self._costs: dict[str, Costs] = {}
         self._tuned: dict[tuple[str, str], Baseline] = {}
 
     def run(self, keys: list[CellKey]) -> None:
@@ -344,8 +345,8 @@ class _BenchRun:
         if record is None:
             task = self._probed_task(variant)
             case = self.trial_case(task, self.bench.tuning_seed)
-            case.run(variant.method.name, method.shortened(1, UNCUT))  # what a process does once is not timed
-            fitted = fit_into(method, limit, lambda short: case.run(variant.method.name, short))
+            costs = self._costs.setdefault(variant.kind, {})
+            fitted = fit_into(method, limit, lambda short: case.run(variant.method.name, short), costs)
             facts = {"method": variant.method.name, "kind": variant.kind, "trial": variant.key.trial}
             self.folder.save_cell("limits", variant.key, facts | fitted.record)
             return fitted
@@ -364,6 +365,8 @@ class _BenchRun:
         run = self.folder.get("tuning", key)
         if run is None:
             method = self.fitted(trial.variant).method
+            if isinstance(method, FamrMethod):  # its seconds are a limit
+                self.run_untimed(trial.variant.method, method)
             self._has_run.add(key.method)
             run = self.trial_case(trial.task, key.seed).run(key.method, method) | {"trial": key.trial}
             self.folder.save_cell("tuning", key, run)
