@@ -23,9 +23,10 @@ Every figure below comes from a file in [benchmarks/results](../benchmarks/resul
 them, and a test fails where it is not up to date; nothing is typed by hand. The same for your own model and data:
 
     famr bench methods --data SPEC --start timm:NAME --class NAME --samples-share 0.1 --seeds 0,1,2 --output DIR
+    python -m benchmarks.published_settings --data DIR --output FILE     # each baseline beside its published figure
     python -m benchmarks.paper --table 1 --data SPEC --output DIR        # or --figure 1 to 4
 
-The methods and their numbers: [baselines.md](baselines.md)."""
+The methods, their numbers and how these are chosen: [baselines.md](baselines.md)."""
 
 
 def bench_page(name: str, content: dict[str, Any]) -> str:

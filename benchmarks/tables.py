@@ -30,6 +30,7 @@ from benchmarks.frontier_figure import draw_frontier
 from benchmarks.markdown import machine_line, markdown_table, page_head
 from benchmarks.overview import bench_page, overview
 from benchmarks.paper import figures as paper_figures
+from benchmarks.published_settings import published_page
 from benchmarks.whole_calls import editions_page, whole_calls_page
 from famr.data.request import Request
 from famr.metrics.tables import COLUMNS, in_percent
@@ -38,6 +39,7 @@ RESULTS = Path(__file__).parent / "results"
 DOCUMENT = RESULTS.parents[1] / "docs/benchmarks.md"
 OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "methods": bench_page,
+    "published settings": published_page,
     "paper tables": bench_page,
     "influence_sign": influence_page,
     "sisa": sisa_page,

@@ -87,7 +87,7 @@ def cases(data: Data) -> dict[str, Baseline]:
         NegGradPlus().with_numbers(alpha=0.9, epochs=1, batch_size=64),
         RandomLabels().with_numbers(epochs=2, learning_rate=3e-2, batch_size=64),
         SalUn().with_numbers(epochs=2, learning_rate=3e-2, batch_size=64),
-        Scrub().with_numbers(epochs=3, learning_rate=1e-2, batch_size=64),
+        Scrub().with_numbers(epochs=3, learning_rate=3e-3, batch_size=64),
         SSD(alpha=5.0, batch_size=32),
         BadTeacher().with_numbers(epochs=4, learning_rate=3e-3, batch_size=64),
         BoundaryShrink().with_numbers(learning_rate=3e-3),

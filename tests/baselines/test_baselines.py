@@ -17,6 +17,7 @@ import famr
 from baselines.cases import NAMES, TRAINING, DecodedError, cases, start, undecodable
 from famr.baselines import (
     BASELINES,
+    SSD,
     Baseline,
     BaselineResult,
     BoundaryShrink,
@@ -24,6 +25,8 @@ from famr.baselines import (
     FineTune,
     GradientAscent,
     LabelAnnealing,
+    SalUn,
+    Scrub,
     SisaRemoval,
     every_method,
 )
@@ -123,6 +126,17 @@ def test_only_methods_that_use_retained_images_alone_change_normalisation(
     assert torch.equal(after[1].running_mean, before[1].running_mean) == (name not in TRAINS_NORMALISATION)
 
 
+@pytest.mark.parametrize("name", ["SalUn", "SCRUB", "DELETE"])
+def test_in_training_mode_as_its_authors_run_it_a_method_updates_normalisation(
+    name: str, model: famr.Classifier, methods: dict[str, Baseline], without_three: famr.Splits
+) -> None:
+    numbers = {"training_mode": True, "most_steps": 6}
+    after: Any = methods[name].with_numbers(**numbers).unlearn(model, without_three, device="cpu").model.module
+    before: Any = model.module
+    assert not torch.equal(after[1].running_mean, before[1].running_mean)
+    assert not after.training
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_result_can_be_stored(name: str, results: dict[str, tuple[BaselineResult, str]]) -> None:
     result, _ = results[name]
@@ -154,7 +168,25 @@ def test_tuning_is_six_valid_variants_of_the_same_method_or_the_method_alone(met
     assert len(variants) == (1 if method.name in {"FAMR", "retrain", "SISA"} else 6)
     assert len({json.dumps(variant.to_json()) for variant in variants}) == len(variants)
     assert all(type(variant) is type(method) for variant in variants)
-    assert method in variants
+    assert variants[0] == method
+    assert method.as_published() in variants
+
+
+@pytest.mark.parametrize("method", [each for each in every_method() if hasattr(each, "steps")], ids=lambda m: m.name)
+def test_every_gradient_baseline_is_tried_with_both_optimisers(method: Any) -> None:
+    assert {variant.steps.optimiser for variant in method.trials()} == {"sgd", "adam"}
+
+
+def test_the_numbers_of_the_papers_are_among_the_trials() -> None:
+    scrub = Scrub().as_published()
+    assert (scrub.steps.optimiser, scrub.steps.learning_rate, scrub.max_epochs) == ("adam", 5e-4, 3)
+    assert (scrub.alpha, scrub.gamma, scrub.temperature) == (0.5, 1.0, 4.0)
+    assert len({variant.max_epochs for variant in Scrub().trials()}) > 2
+    assert SSD().as_published().alpha == 5.0  # a ViT, classes
+    delete = Delete().as_published().steps
+    assert (delete.learning_rate, delete.epochs, delete.schedule) == (5e-5, 20, "constant")
+    salun = SalUn().as_published().steps
+    assert (salun.learning_rate, salun.epochs, salun.training_mode) == (0.1, 10, True)
 
 
 @pytest.mark.parametrize("method", every_method(), ids=lambda method: method.name)

@@ -15,10 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import famr
 from baselines.cases import NAMES, TRAINING, cases, plain, session_of, start
-from famr.baselines import Baseline, GradientAscent, Steps
+from famr.baselines import Baseline, FineTune, GradientAscent, Steps
 from famr.baselines.descent import Descent
 from famr.data import Data
 from famr.errors import NumericsError, RequestError
+from famr.optim.schedules import cosine
 from famr.training.steps import GradientSteps
 
 IMAGES = torch.zeros(2, 1, 8, 8)
@@ -174,8 +175,44 @@ def test_the_history_has_a_row_an_epoch_with_the_mean_loss(model: famr.Classifie
     assert [row.loss for row in session.history] == pytest.approx([1.5, 3.0])
 
 
+@pytest.mark.parametrize("allowed", [5, 9, 20, 40])
+def test_a_cut_schedule_ends_at_zero_with_its_last_step(
+    allowed: int, model: famr.Classifier, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    monkeypatch.setattr("famr.training.steps.set_learning_rate", lambda _optimiser, rate: rates.append(rate))
+    method = FineTune().with_numbers(epochs=4, learning_rate=1.0, batch_size=128)  # 10 steps an epoch
+    result = method.shortened(allowed, planned=40).unlearn(model, without_three, device="cpu")
+    taken = {5: 5, 9: 9, 20: 20, 40: 40}[allowed]
+    assert result.facts["steps"] == len(rates) == taken
+    assert rates == pytest.approx([cosine(step, taken) for step in range(taken)])
+    assert rates[0] == 1.0
+    assert rates[-1] < 0.1
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_RECORDED - {"Newton step on the head"}])
+def test_every_method_with_steps_keeps_to_a_limit(
+    name: str, methods: dict[str, Baseline], model: famr.Classifier, without_three: famr.Splits
+) -> None:
+    method = methods[name]
+    cut = method.shortened(3, 1 << 40)
+    if name == "Newton step on the head":
+        assert cut is method  # it takes none
+        return
+    facts = cut.unlearn(model, without_three, device="cpu").facts
+    assert facts["steps"] <= 3 < facts["steps_planned"]
+
+
 @pytest.mark.parametrize(
-    "numbers", [{"epochs": 0}, {"learning_rate": 0.0}, {"momentum": 1.0}, {"batch_size": 0}, {"optimiser": "lion"}]
+    "numbers",
+    [
+        {"epochs": 0},
+        {"learning_rate": 0.0},
+        {"momentum": 1.0},
+        {"batch_size": 0},
+        {"optimiser": "lion"},
+        {"most_steps": 0},
+    ],
 )
 def test_steps_with_a_number_out_of_range_are_refused(numbers: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="must be"):

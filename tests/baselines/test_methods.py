@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -42,9 +43,11 @@ from famr.baselines.newton_head import newton_removal, softmax_gradient, softmax
 from famr.baselines.random_labels import draw_wrong_labels, other_labels
 from famr.baselines.salun import saliency_masks
 from famr.baselines.scrub import max_step_loss, min_step_loss, teacher_kl
+from famr.baselines.session import BaselineSession
 from famr.baselines.ssd import dampened
 from famr.baselines.untrained import untrained
 from famr.data import Data
+from famr.data.loaders import Batch
 from famr.errors import CheckpointError, RequestError
 from famr.metrics.predictions import Predictions
 from famr.targets.masked import masked_target
@@ -190,6 +193,14 @@ def test_random_labels_are_learned(simple: famr.Classifier, without_three: famr.
     assert float((predicted == draw_wrong_labels(session)).float().mean()) > 0.3  # chance is 1/9
 
 
+def test_salun_without_a_mask_is_random_labels(simple: famr.Classifier, without_three: famr.Splits) -> None:
+    """Both sets in their proportion: with as much weight on a small forget set as on the rest, the rest is lost."""
+    numbers = {"epochs": 1, "learning_rate": 1e-2, "batch_size": 64}
+    whole, plain_ = SalUn(share=1.0).with_numbers(**numbers), RandomLabels().with_numbers(**numbers)
+    first, second = (flat(run(method, simple, without_three)) for method in (whole, plain_))
+    torch.testing.assert_close(first, second)
+
+
 @pytest.mark.parametrize("share", [0.5, 0.1])
 def test_salun_moves_the_salient_weights_and_no_others(
     share: float, simple: famr.Classifier, without_three: famr.Splits
@@ -229,8 +240,19 @@ def test_scrub_measures_the_kl_from_teacher_to_student(logits: tuple[Tensor, Ten
     assert min_loss == pytest.approx(0.5 * sum(expected) / 6 + 2 * float(F.cross_entropy(student, labels)), rel=1e-4)
 
 
+def test_the_temperature_of_scrub_softens_both_and_keeps_the_size_of_the_gradient(
+    logits: tuple[Tensor, Tensor],
+) -> None:
+    teacher, student = logits
+    expected = [16 * slow_kl(a, b) for a, b in zip((teacher / 4).softmax(-1), (student / 4).softmax(-1), strict=True)]
+    assert teacher_kl(teacher, student, temperature=4.0).tolist() == pytest.approx(expected, rel=1e-3)
+    assert float(max_step_loss(teacher, student, 4.0)) == pytest.approx(-sum(expected) / 6, rel=1e-3)
+    zero = min_step_loss(teacher, student, torch.zeros(6, dtype=torch.long), alpha=1.0, gamma=0.0, temperature=4.0)
+    assert float(zero) == pytest.approx(sum(expected) / 6, rel=1e-3)
+
+
 def test_scrub_alternates_and_ends_with_min_steps(simple: famr.Classifier, without_three: famr.Splits) -> None:
-    method = Scrub(max_epochs=2).with_numbers(epochs=3, learning_rate=1e-2, batch_size=64)
+    method = Scrub(max_epochs=2, forget_batch_size=64).with_numbers(epochs=3, learning_rate=3e-3, batch_size=64)
     history = method.unlearn(simple, without_three, device="cpu").history
     assert [row.phase for row in history] == [
         "max-steps 1",
@@ -249,9 +271,25 @@ def test_the_last_epochs_of_scrub_have_a_tenth_of_the_learning_rate(
 ) -> None:
     rates: list[float] = []
     monkeypatch.setattr("famr.training.steps.set_learning_rate", lambda _optimiser, rate: rates.append(rate))
-    method = Scrub(max_epochs=2, slow_after=1).with_numbers(epochs=3, learning_rate=1e-2, batch_size=64)
+    numbers = {"epochs": 3, "learning_rate": 1e-2, "batch_size": 64}
+    method = Scrub(max_epochs=2, slow_after=1, forget_batch_size=64).with_numbers(**numbers)
     method.unlearn(simple, without_three, device="cpu")
     assert rates == pytest.approx([1e-2] * 23 + [1e-3] * 43)
+
+
+def test_scrub_within_a_limit_keeps_its_epochs_and_ends_with_min_steps(
+    simple: famr.Classifier, without_three: famr.Splits
+) -> None:
+    """One epoch cannot forget: its max-steps start where student and teacher agree."""
+    method = Scrub().with_numbers(batch_size=64)
+    planned = 2 * 5 + 5 * 20
+    for steps in (2, 7, 22, 50):
+        result = method.shortened(steps, planned).unlearn(simple, without_three, device="cpu")
+        assert result.facts["steps"] <= max(2, steps)
+        assert result.facts["steps_planned"] == planned
+        assert result.history[-1].phase.startswith("min-steps")
+    assert [row.phase for row in result.history][:4] == ["max-steps 1", "min-steps 1", "max-steps 2", "min-steps 2"]
+    assert method.shortened(planned, planned) is method
 
 
 def test_a_bad_teacher_is_random_on_forget_and_the_original_on_retained_images(logits: tuple[Tensor, Tensor]) -> None:
@@ -327,7 +365,7 @@ def test_importance_is_the_mean_of_the_squared_gradients_of_batches(
     module = session.model.module
     for importance, batches in zip(
         SSD(batch_size=32).importances(session),
-        (session.batches(session.forget, 32), session.mixed_batches(32, epoch=0)),
+        (session.batches(session.forget, 32), [*by_class(session), *session.batches(session.forget, 32)]),
         strict=True,
     ):
         squares = []
@@ -336,6 +374,36 @@ def test_importance_is_the_mean_of_the_squared_gradients_of_batches(
             F.cross_entropy(module(batch.images), batch.labels).backward()
             squares.append([parameter.grad.square() for parameter in module.parameters()])  # type: ignore[union-attr]
         torch.testing.assert_close(importance, [torch.stack(layer).mean(0) for layer in zip(*squares, strict=True)])
+
+
+def by_class(session: BaselineSession) -> list[Batch]:
+    """Batches of 32 retained images, one class after another."""
+    return list(session.batches(session.retain.take(torch.argsort(session.retain.targets, stable=True)), 32))
+
+
+def test_ssd_goes_through_samples_in_random_order(simple: famr.Classifier, digits: Data) -> None:
+    """As its authors do: class by class for a class alone."""
+    orders = []
+    for request in (famr.Request(classes=["3"]), famr.Request(samples=list(range(0, 200, 2)))):
+        session, seen = session_of(simple, famr.split(digits, request)), []
+        batches = session.batches
+        session.batches = lambda *given, _all=batches, _seen=seen: (  # type: ignore[method-assign]
+            _seen.append(batch.labels) or batch for batch in _all(*given)
+        )
+        SSD().importances(session)
+        labels = torch.cat(seen).tolist()
+        orders.append(sum(a != b for a, b in itertools.pairwise(labels)))
+    assert orders[0] == 10  # the class itself, nine other ones, and the class again
+    assert orders[1] > 500
+
+
+def test_ssd_within_a_limit_uses_images_of_all_classes(simple: famr.Classifier, without_three: famr.Splits) -> None:
+    method = SSD(batch_size=32)
+    whole = method.unlearn(simple, without_three, device="cpu").facts
+    assert whole["steps"] == whole["steps_planned"] == 2 * 5 + 41
+    cut = method.shortened(20, whole["steps_planned"]).unlearn(simple, without_three, device="cpu")
+    assert cut.facts["steps"] <= 20 < cut.facts["steps_planned"] == 51
+    assert method.shortened(51, 51) is method
 
 
 def test_ssd_leaves_weights_that_matter_as_much_to_the_rest(

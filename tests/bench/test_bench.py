@@ -16,20 +16,18 @@ import famr
 from baselines.cases import start
 from famr.baselines import (
     BASELINES,
-    BadTeacher,
     BoundaryShrink,
     Delete,
     FamrMethod,
     FineTune,
     Retrain,
-    Scrub,
     SisaRemoval,
 )
-from famr.baselines.descent import RATES
 from famr.baselines.session import BaselineSession, WeightBaseline
-from famr.bench import methods, running, scoring
+from famr.bench import methods, running
 from famr.bench.columns import AVERAGE_GAP
 from famr.bench.comparison import compare, rank_column
+from famr.bench.gate import choose_trial, mean_figures
 from famr.bench.methods import FAMR_PAPER, BenchMethod, bench_methods, file_stem, methods_by_name, slug
 from famr.bench.plan import Bench
 from famr.bench.references import Reference
@@ -37,14 +35,9 @@ from famr.bench.results import CellKey, ResultsFolder
 from famr.bench.running import run_bench
 from famr.bench.scoring import GAP_METRICS, calibration_and_scored
 from famr.bench.statistics import BEST
-from famr.bench.tables import (
-    methods_table,
-    ranking_summary,
-    results_page,
-    tuning_table,
-)
+from famr.bench.tables import methods_table, ranking_summary, results_page
 from famr.bench.tasks import Task, request_task, samples_task, tuning_tasks
-from famr.bench.tuning import best_trial, tuning_variants
+from famr.bench.trial_case import TrialCase
 from famr.data import Data
 from famr.errors import FamrError, NumericsError, RequestError
 from famr.report.html import as_html
@@ -107,6 +100,7 @@ def ran(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         seeds=(0, 1),
         trials=2,
         tuning=tuning_tasks(digits, tasks),
+        seconds=60.0,
         leave_out_unserved=True,
     )
     folder = tmp_path_factory.mktemp("bench") / "out"
@@ -119,46 +113,6 @@ def cells_of(content: dict[str, Any], **key: Any) -> list[dict[str, Any]]:
 
 
 # numbers
-
-
-def test_trials_stay_within_the_limit_and_include_the_methods_own_numbers() -> None:
-    for method in bench_methods():
-        for most in (1, 2, 3, 6):
-            variants = tuning_variants(method.method, most)
-            assert len(variants) <= max(1, most)
-            assert method.method in variants
-            assert not any(variant in variants[:index] for index, variant in enumerate(variants))
-    assert best_trial([{"error": {}}]) is None
-
-
-def test_few_trials_are_spread_evenly() -> None:
-    rates = {most: [each.steps.learning_rate for each in tuning_variants(FineTune(), most)] for most in (2, 3, 4, 5, 6)}
-    assert rates == {
-        2: [1e-2, 1e-1],  # 3e-3 gives way to the own rate, 1e-2
-        3: [1e-3, 1e-2, 1e-1],
-        4: [1e-3, 1e-2, 3e-2, 3e-1],
-        5: [1e-3, 3e-3, 1e-2, 1e-1, 3e-1],
-        6: list(RATES),
-    }
-
-
-def test_trials_that_a_limit_on_epochs_makes_equal_are_run_once() -> None:
-    for method in (Scrub(), BadTeacher()):
-        rates = [each.steps.learning_rate for each in tuning_variants(method, 6, epochs=1)]  # type: ignore[attr-defined]
-        assert len(rates) == len(set(rates)) == 3
-        assert all(each.steps.epochs == 1 for each in tuning_variants(method, 2, epochs=1))  # type: ignore[attr-defined]
-
-
-def test_the_reason_of_a_failed_trial_is_in_a_text_column() -> None:
-    trial = {"method": "SCRUB", "task": "class 3"}
-    failed = {**trial, "trial": 0, "numbers": {"rate": 1.0}, "error": {"what": "The loss is not finite."}}
-    ended = {**trial, "trial": 1, "numbers": {"rate": 0.5}, "unlearned": {"average_gap": 0.1234}}
-    table = tuning_table([ended, failed])
-    assert table.rows == (
-        ("SCRUB", "class 3", "rate 1.0", "failed: The loss is not finite.", "–"),
-        ("SCRUB", "class 3", "rate 0.5", "chosen", "12.34"),
-    )
-    assert table.words == 4  # all columns but the last
 
 
 def test_methods_are_looked_up_by_slug() -> None:
@@ -185,10 +139,16 @@ def test_tuning_requests_are_not_scored(digits: Data) -> None:
         request_task(famr.Request(concept=("parity", "odd"))),
         samples_task(digits, 0.3),
     )
-    one, some = tuning_tasks(digits, tasks)
-    assert one.request.classes[0] in "02468"
-    assert not {*some.request.samples} & {*tasks[2].request.samples}
-    assert len(some.request.samples) == len(tasks[2].request.samples)
+    drawn = tuning_tasks(digits, tasks)
+    assert [task.tuning_kind for task in drawn] == ["class"] * 3 + ["samples"] * 3
+    names = [task.request.classes[0] for task in drawn[:3]]
+    assert len(set(names)) == 3
+    assert set(names) <= set("02468")
+    for some in drawn[3:]:
+        assert not {*some.request.samples} & {*tasks[2].request.samples}
+        assert len(some.request.samples) == len(tasks[2].request.samples)
+    assert len({task.request.samples for task in drawn[3:]}) == 3
+    assert [task.label for task in tuning_tasks(digits, tasks)] == [task.label for task in drawn]  # a fixed seed
     with pytest.raises(RequestError, match="may not be tuned on"):
         bench_of(digits, quick(FineTune()), tuning=(request_task(famr.Request(classes=["3"])),))
     with pytest.raises(RequestError, match="between 0 and 1"):
@@ -201,24 +161,6 @@ def test_methods_never_see_a_scored_image(without_three: famr.Splits) -> None:
     assert scored.test is not None
     assert not {*calibration.test.ids} & {*scored.test.ids}
     assert calibration.forget_test is None
-
-
-def test_a_trial_is_scored_on_fewer_retained_and_held_out_images(
-    without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scoring, "TUNING_SCORED", 50)
-    model, cpu = start(0), torch.device("cpu")
-    few, all_ = (
-        scoring.predict_scored(
-            model, scoring.ScoredBatches.of(without_three, model.require_preprocessing(), cpu, tuning), cpu, "fp32"
-        )
-        for tuning in (True, False)
-    )
-    assert without_three.retain is not None
-    assert without_three.test is not None
-    assert (len(few.retain.correct), len(few.test.correct)) == (50, 50)
-    assert (len(all_.retain.correct), len(all_.test.correct)) == (len(without_three.retain), len(without_three.test))
-    assert torch.equal(few.forget.logits, all_.forget.logits)
 
 
 # a bench
@@ -248,19 +190,30 @@ def test_all_methods_share_one_reference_and_retrain_is_compared_with_another_se
         assert first["unlearned"]["forget_accuracy"] == second["retrained"]["forget_accuracy"]
         assert first["unlearned"]["retain_accuracy"] == second["retrained"]["retain_accuracy"]
         assert first["unlearned"]["js_to_retrained"] == pytest.approx(second["unlearned"]["js_to_retrained"])
-    assert len(list((ran.folder / "references").iterdir())) == 2 * 2 + 2  # and one for each kind of tuning
+    assert len(list((ran.folder / "references").iterdir())) == 2 * 2  # none for tuning
 
 
-def test_tuning_picks_the_smallest_gap_on_another_request(ran: Ran) -> None:
+def test_tuning_picks_what_the_gate_chooses_on_three_other_requests(ran: Ran) -> None:
     runs = [run for run in ran.content["tuning"] if run["method"] == "fine-tune"]
-    assert len(runs) == 2 * 2
+    assert len(runs) == 2 * 2 * 3
     assert not {run["task"] for run in runs} & set(ran.content["tasks"])
     for kind in ("class", "samples"):
-        tried = [run for run in runs if run["kind"] == kind]
-        best = min(tried, key=lambda run: run["unlearned"]["average_gap"])
+        tried = [[run for run in runs if (run["kind"], run["trial"]) == (kind, trial)] for trial in (0, 1)]
+        best = choose_trial(kind, [mean_figures(of_trial) for of_trial in tried], classes=10)
+        assert best is not None
         for cell in cells_of(ran.content, method="fine-tune", kind=kind):
-            assert cell["numbers"] == best["numbers"]
+            assert cell["numbers"] == tried[best][0]["numbers"]
     assert not [run for run in ran.content["tuning"] if run["method"] in ("FAMR", "retrain")]
+
+
+def test_tuning_sees_no_scored_image_and_no_retrained_model(ran: Ran) -> None:
+    for splits in ran.bench.split_tasks().values():
+        calibration, scored = calibration_and_scored(splits)
+        case = TrialCase(ran.bench.tuning[0], 0, start(0), "", calibration, torch.device("cpu"), "fp32")
+        assert scored.test is not None
+        assert not {*case._held_out.ids} & {*scored.test.ids}
+    for run in ran.content["tuning"]:
+        assert not {"retrained", "unlearned", "retraining"} & set(run)
 
 
 def test_a_failed_cell_is_shown_with_its_reason_and_affects_no_other(ran: Ran) -> None:
@@ -391,23 +344,29 @@ def test_each_method_is_tuned_before_its_first_cell_so_that_a_stop_leaves_whole_
 ) -> None:
     tasks = (request_task(famr.Request(classes=["3"])),)
     tuning = (request_task(famr.Request(classes=["5"])),)
-    bench = bench_of(digits, quick(Delete()), quick(BoundaryShrink()), tasks=tasks, tuning=tuning, trials=2)
-    real, ran, evaluated = running.Case.cell, [], []
+    compared = quick(Delete()), quick(BoundaryShrink())
+    bench = bench_of(digits, *compared, tasks=tasks, tuning=tuning, trials=2)
+    monkeypatch.setattr(running._BenchRun, "limit", lambda _run, _kind: None)
+    score, tune, ran, evaluated = running.Case.cell, running.TrialCase.run, [], []
 
-    def noted(case: Any, name: str, method: Any) -> dict[str, Any]:
-        ran.append((name, case.task.label))
-        if len(ran) == 5:
-            raise KeyboardInterrupt
-        return real(case, name, method)
+    def noted(real: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        def run(case: Any, name: str, method: Any) -> dict[str, Any]:
+            ran.append((name, case.task.label))
+            if len(ran) == 5:
+                raise KeyboardInterrupt
+            return real(case, name, method)
 
-    monkeypatch.setattr(running.Case, "cell", noted)
+        return run
+
+    monkeypatch.setattr(running.Case, "cell", noted(score))
+    monkeypatch.setattr(running.TrialCase, "run", noted(tune))
     predict_scored = running.predict_scored
     monkeypatch.setattr(running, "predict_scored", lambda *given: evaluated.append(1) or predict_scored(*given))
     with pytest.raises(KeyboardInterrupt):
         run_bench(bench, tmp_path / "out", lambda _line: None)
     of_one = ["class 5", "class 5", "class 3"]
     assert ran == [("DELETE", label) for label in of_one] + [("boundary shrink", "class 5")] * 2
-    assert len(evaluated) == 2 * 2  # original and reference, once a request, though tuning and scoring alternate
+    assert len(evaluated) == 2  # original and reference, once, though tuning and scoring alternate
 
 
 def test_warm_up_runs_before_anything_is_timed(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,8 +434,11 @@ def test_on_a_gpu_every_method_runs_once_before_it_is_timed(digits: Data, tmp_pa
                 failed = {"kind": "Noted", "what": "nothing was done"}
                 return {"method": name, "task": self.task.label, "seed": 0, "error": failed}
 
+            run = cell
+
         work: Any = running._BenchRun(some, records, {}, lambda _line: None, None)  # type: ignore[arg-type]
         work.device, work.case = torch.device(device), lambda task, _seed: Noted(task)
+        work.trial_case, work.limit = work.case, lambda _kind: None
         for key in some.cells():
             work.run_cell(work.planned(key))
         return ran
@@ -523,18 +485,6 @@ def test_the_quickest_method_is_also_named_among_those_that_keep_accuracy() -> N
     assert "Smallest Avg. Gap: near (10.77 %); not significantly worse: whole (11.00 %), unsteady (57.00 %)." in text
 
 
-def test_epochs_over_retained_images_can_be_limited_for_all_methods_alike(digits: Data, tmp_path: Path) -> None:
-    ten = FineTune().with_numbers(epochs=10, batch_size=256)
-    few = (BenchMethod("fine-tune", ten), BenchMethod("DELETE", Delete().with_numbers(epochs=3, batch_size=64)))
-    content = run_bench(bench_of(digits, *few, most_epochs=1), tmp_path / "out", lambda _line: None)
-    epochs = {cell["method"]: cell["numbers"]["steps"]["epochs"] for cell in content["cells"]}
-    assert epochs == {"fine-tune": 1, "DELETE": 3}  # which sees no retained images
-    assert cells_of(content, method="fine-tune")[0]["fde"] < 1
-    assert "Epochs over the retained images: at most 1" in (tmp_path / "out/results.md").read_text(encoding="utf-8")
-    with pytest.raises(RequestError, match="`most_epochs` must be at least 1"):
-        bench_of(digits, *few, most_epochs=0)
-
-
 def test_without_retrained_models_their_figures_are_not_available(digits: Data, tmp_path: Path) -> None:
     bench = bench_of(digits, quick(Delete()), retrained=False)
     lines: list[str] = []
@@ -548,10 +498,6 @@ def test_without_retrained_models_their_figures_are_not_available(digits: Data, 
     (original, row) = methods_table(content["cells"], "").rows  # no row of a retrained model
     assert original[6] == row[6] == "–"
     assert BEST not in "".join(row)
-    with pytest.raises(RequestError, match="`retrained` must be True where methods are tuned"):
-        bench_of(
-            digits, quick(Delete()), retrained=False, trials=2, tuning=(request_task(famr.Request(classes=["5"])),)
-        )
     with pytest.raises(RequestError, match="no models are retrained"):
         run_bench(bench_of(digits, BenchMethod("retrain", Retrain()), retrained=False, seeds=(0, 1)), tmp_path / "no")
 
@@ -590,7 +536,14 @@ def test_a_method_that_cannot_serve_a_request_is_refused_before_anything_runs(
         with pytest.raises(RequestError, match=reason):
             run_bench(bench_of(digits, quick(FineTune()), method, **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    for name, value in (("precision", "half"), ("seeds", ()), ("seeds", (0, 0)), ("trials", 0), ("tasks", ())):
+    for name, value in (
+        ("precision", "half"),
+        ("seeds", ()),
+        ("seeds", (0, 0)),
+        ("trials", 0),
+        ("tasks", ()),
+        ("seconds", 0),
+    ):
         with pytest.raises(RequestError, match=f"`{name}` must be"):
             bench_of(digits, quick(FineTune()), **{name: value})
     with pytest.raises(RequestError, match="one seed"):

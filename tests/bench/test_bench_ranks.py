@@ -21,7 +21,7 @@ from famr.errors import StorageError
 from rank_worlds import by_itself, command, world
 
 VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
-COSTS = ("seconds", "seconds_of_steps", "share_of_retraining", "peak_memory")
+COSTS = ("seconds", "seconds_of_steps", "share_of_retraining", "peak_memory", "preparation", "step")
 METHODS = "delete,ssd,retrain,sisa"
 CELLS = 8
 """Four methods, one class, two seeds."""
@@ -31,7 +31,7 @@ WORKED = "worked"
 def bench(output: Path, *more: object) -> list[str]:
     network = [word for name, value in VIT.items() for word in ("--model-arg", f"{name}={value}")]
     training = ["--epochs", 1, "--batch-size", 128, "--no-augment", "--device", "cpu"]
-    sizes = ["--seeds", "0,1", "--trials", 2, "--shards", 2]
+    sizes = ["--seeds", "0,1", "--trials", 2, "--shards", 2, "--seconds", 600]  # which cuts nothing
     start = ["--start", "timm:vit_tiny_patch16_224", "--from-scratch", *network]
     given = ["bench", "methods", "--data", "digits", "--class", 3, "--methods", METHODS, "--output", output]
     return [str(word) for word in (*given, *start, *training, *sizes, *more)]
@@ -147,7 +147,7 @@ def test_a_killed_process_ends_the_other_and_any_number_of_processes_resumes(roo
     assert [each.code for each in ended] == [5, -9], ended
     assert "Another process of this run ended" in ended[0].err
     kept = {file: file.stat().st_mtime_ns for file in folder.glob("*/*")}
-    assert {file.parent.name for file in kept} == {"originals", "references", "tuning", "cells"}
+    assert {file.parent.name for file in kept} == {"originals", "references", "tuning", "limits", "cells"}
     left = CELLS - len(list(folder.glob("cells/*")))
     assert f"{left} not run yet" in (folder / "results.md").read_text(encoding="utf-8")
     assert not list(folder.rglob(".*"))

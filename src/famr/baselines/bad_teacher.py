@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from famr.baselines.base import grid
+from famr.baselines.base import numbers
 from famr.baselines.descent import Descent, Steps
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.baselines.untrained import untrained
@@ -55,7 +55,13 @@ class BadTeacher(WeightBaseline):
 
     name = "bad teacher"
     paper = "Chundawat et al. 2023"
-    tuning = grid(epochs=(1, 3), learning_rate=(3e-5, 1e-4, 3e-4))
+    published = numbers(schedule="constant")
+    tuning = (
+        {"learning_rate": 3e-5},
+        {"learning_rate": 3e-4},
+        {"epochs": 3},
+        {"optimiser": "sgd", "learning_rate": 1e-2},
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.retain_share <= 1:
@@ -79,5 +85,5 @@ class BadTeacher(WeightBaseline):
             return bad_teacher_loss(session.logits(images), bad_teacher_target(*teachers, forgotten))
 
         for epoch in descent.epochs():
-            for batch in session.mixed_batches(size, epoch):
+            for batch in descent.within(session.mixed_batches(size, epoch)):
                 descent.step(loss, batch.images, batch.forgotten)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import product
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -131,8 +131,9 @@ class Baseline(ABC):
         needs_labels: Whether it uses the true classes of the forget images.
         kinds: The kinds of requests that it supports.
         refusal_reason: Why it does not support the others.
-        tuning: Values to try, by the name of the number; empty if there is nothing to tune. A number that is no field
-            of the method is one of its `steps`.
+        published: Numbers of the paper, or of its authors' code, where they differ from the defaults.
+        tuning: Further variants to try, each the numbers in which it differs from the defaults. A number that is no
+            field of the method is one of its `steps`.
     """
 
     name: ClassVar[str]
@@ -141,7 +142,8 @@ class Baseline(ABC):
     needs_labels: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = ALL_KINDS
     refusal_reason: ClassVar[str] = ""
-    tuning: ClassVar[Mapping[str, Sequence[float]]] = {}
+    published: ClassVar[Mapping[str, Any]] = {}
+    tuning: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
     @abstractmethod
     def run(self, original: Classifier, splits: Splits, settings: RunSettings) -> BaselineOutput:
@@ -183,9 +185,22 @@ class Baseline(ABC):
         return replace(self, **numbers)
 
     def trials(self) -> Iterator[Self]:
-        """The variants to try when the method is tuned: every combination of the values in `tuning`."""
-        for values in product(*self.tuning.values()):
-            yield self.with_numbers(**dict(zip(self.tuning, values, strict=True)))
+        """The variants to try when the method is tuned: its own numbers, the paper's, those in `tuning`; each once."""
+        variants = [self, self.as_published(), *(self.with_numbers(**numbers) for numbers in self.tuning)]
+        yield from (variant for index, variant in enumerate(variants) if variant not in variants[:index])
+
+    def as_published(self) -> Self:
+        """The method with the numbers of its paper, as far as they are known."""
+        return self.with_numbers(**self.published)
+
+    def shortened(self, steps: int, planned: int) -> Self:  # noqa: ARG002  # for methods that take steps
+        """The method with at most so many steps; unchanged if it cannot be cut.
+
+        Args:
+            steps: Steps that it may take, at least 1.
+            planned: Steps that it takes uncut.
+        """
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """Its name and its numbers, as plain values."""
@@ -258,13 +273,13 @@ class Baseline(ABC):
             )
 
 
-def grid(**values: Sequence[float]) -> Mapping[str, Sequence[float]]:
-    """The `tuning` of a baseline.
+def numbers(**values: Any) -> Mapping[str, Any]:
+    """Numbers of a method by name, e.g. those of its paper.
 
     Args:
-        **values: Values to try, by the name of the number.
+        **values: By name.
     """
-    return values
+    return MappingProxyType(values)
 
 
 def request_kind(splits: Splits) -> Kind:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.baselines.base import WHOLE_CLASSES, grid
-from famr.baselines.descent import Descent, Steps
+from famr.baselines.base import WHOLE_CLASSES, numbers
+from famr.baselines.descent import ADAM, Descent, Steps
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.errors import RequestError
 from famr.targets.masked import without
@@ -71,7 +71,13 @@ class BoundaryShrink(WeightBaseline):
     refusal_reason = (
         "it moves the boundary around whole classes, and after this request the classes of the forgotten images stay"
     )
-    tuning = grid(learning_rate=(1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2))
+    published = numbers(schedule="constant", training_mode=True)
+    tuning = (
+        {"learning_rate": 1e-4},
+        {"learning_rate": 1e-3},
+        {**ADAM, "learning_rate": 1e-5},
+        {**ADAM, "learning_rate": 1e-4},
+    )
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
@@ -81,14 +87,15 @@ class BoundaryShrink(WeightBaseline):
         """See `WeightBaseline.change`: y′ of all images from the original, then steps on the forget set."""
         steps, size = self.steps, self.steps.batch_size
         batches = session.batches(session.forget)
-        nearest = torch.cat([self.nearest_classes(session, batch.images, batch.labels) for batch in batches])
+        with session.evaluation_mode():
+            nearest = torch.cat([self.nearest_classes(session, batch.images, batch.labels) for batch in batches])
         descent = Descent(session, steps, total=steps.epochs * session.forget_steps(size))
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             return boundary_shrink_loss(session.logits(images), labels)
 
         for epoch in descent.epochs():
-            for batch in session.forget_batches(size, epoch, labels=nearest):
+            for batch in descent.within(session.forget_batches(size, epoch, labels=nearest)):
                 descent.step(loss, batch.images, batch.labels)
 
     def nearest_classes(self, session: BaselineSession, images: Tensor, labels: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ from famr.training.steps import GradientSteps, Loss
 
 OptimiserName = Literal["sgd", "adam"]
 ScheduleName = Literal["cosine", "constant"]
-RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
-"""Learning rates to try for SGD on batches of all classes."""
+ADAM = {"optimiser": "adam", "weight_decay": 0.0}
+"""Adam among the numbers to try. Its L2 term would be as large as the gradient's, so that it has none."""
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Steps:
         schedule: `cosine` falls to zero at the last step. The papers rarely name one; this forgets less of the
             retained classes than a constant rate.
         augmentation: Random views of the images, as the original was trained with; None: the images as they are.
+        training_mode: Whether dropout is active and BatchNorm updates its statistics.
+        most_steps: Limit on the steps of all epochs, with which the schedule ends; None: no limit.
 
     Raises:
         RequestError: A number is out of its range.
@@ -52,6 +55,8 @@ class Steps:
     weight_decay: float = 5e-4
     schedule: ScheduleName = "cosine"
     augmentation: Augmentation | None = None
+    training_mode: bool = False
+    most_steps: int | None = None
 
     def __post_init__(self) -> None:
         for name, holds, must in (
@@ -62,9 +67,26 @@ class Steps:
             ("momentum", 0 <= self.momentum < 1, "from 0 to 1"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0"),
             ("schedule", self.schedule in get_args(ScheduleName), "cosine or constant"),
+            ("most_steps", self.most_steps is None or self.most_steps >= 1, "at least 1, or None"),
         ):
             if not holds:
                 raise RequestError(f"`{name}` must be {must}, got {getattr(self, name)!r}.", where="Steps")
+
+    def within(self, steps: int, planned: int) -> Steps:
+        """As many whole epochs as so many steps allow; where they allow none, so many steps of the first.
+
+        Args:
+            steps: Steps that may be taken, at least 1.
+            planned: Steps of all epochs.
+
+        >>> ten = Steps(epochs=10, learning_rate=0.1)
+        >>> [(cut.epochs, cut.most_steps) for cut in (ten.within(n, planned=500) for n in (700, 170, 20))]
+        [(10, None), (3, None), (10, 20)]
+        """
+        if steps >= planned:
+            return self
+        epochs = steps * self.epochs // planned
+        return replace(self, epochs=epochs) if epochs else replace(self, most_steps=steps)
 
 
 class Descent:
@@ -73,10 +95,13 @@ class Descent:
     Args:
         session: The model that is changed, and where the history is kept.
         steps: How steps are taken.
-        total: Steps in all, for the schedule.
+        total: Steps of all epochs; `steps.most_steps` may allow fewer.
         parameters: θ; None: all trainable parameters of the model.
         factor: A factor on the learning rate by the number of steps taken, besides the schedule; None: 1.
         after: Called after each step, on the device.
+
+    Attributes:
+        total: Steps in all, with which the schedule ends.
     """
 
     def __init__(
@@ -93,6 +118,8 @@ class Descent:
         self._parameters = list(trainable(session.model.module) if parameters is None else parameters)
         self._losses: list[Tensor] = []
         self._image_passes: dict[tuple[Loss, tuple[torch.Size, ...]], int] = {}
+        session.facts["steps_planned"] = total
+        self.total = total = total if steps.most_steps is None else min(total, steps.most_steps)
         schedule = cosine if steps.schedule == "cosine" else constant
 
         def rate(step: int) -> float:  # without `self`: recorded steps must not wait for the garbage collector
@@ -107,14 +134,25 @@ class Descent:
         return self._gradient_steps.taken
 
     def epochs(self, phase: str = "epoch") -> Iterator[int]:
-        """Numbers of the epochs from 1 on; after each one `end` is called.
+        """Numbers of the epochs from 1 on, while there are steps left; after each one `end` is called.
 
         Args:
             phase: Name of an epoch in the history.
         """
         for epoch in range(1, self._steps.epochs + 1):
-            yield epoch
-            self.end(f"{phase} {epoch}")
+            if self.taken < self.total:
+                yield epoch
+                self.end(f"{phase} {epoch}")
+
+    def within(self, batches: Iterable[Item]) -> Iterator[Item]:
+        """Batches, while there are steps left.
+
+        Args:
+            batches: Those of an epoch; one step is taken with each.
+        """
+        iterator = iter(batches)
+        while self.taken < self.total and (batch := next(iterator, None)) is not None:
+            yield batch
 
     def step(self, loss: Loss, *tensors: Tensor) -> None:
         """Take one step, θ ← θ − η∇L in the way of the optimiser.
@@ -138,6 +176,7 @@ class Descent:
         Raises:
             NumericsError: A loss or a weight is not finite.
         """
+        self._session.facts["steps"] = self.taken
         mean = torch.stack(self._losses).mean()
         self._losses.clear()
         if not all_finite([mean, *self._parameters]):

@@ -20,8 +20,8 @@ from famr.unlearn.result import Unlearned
 class FamrMethod(Baseline):
     """`famr.forget` with given settings. Nothing is tuned: it searches its own strength.
 
-    The seconds include targets, anchors and every strength that is tried; `facts` has the seconds of the steps alone,
-    and those of the whole call with copies and evaluation.
+    The seconds are those of the whole call: copies, targets, anchors, every strength that is tried, and the evaluations
+    by which it is chosen. `facts` has the seconds of the steps alone.
 
     Attributes:
         method: The settings.
@@ -60,17 +60,15 @@ class FamrMethod(Baseline):
             result = forget(original, splits, method, seed=settings.seed, device=str(settings.device), monitor=monitor)
         facts: dict[str, Any] = {
             "seconds_of_steps": result.seconds,
-            "seconds_of_the_call": meter.seconds,
             "why": result.why,
             "tries": max(1, len(result.trials)),
             "drift": result.drift,
         }
         if self.track:
             facts["history"] = [asdict(row) for row in result.history]
-        assert result.seconds_of_all is not None  # None only for a resumed run
         return BaselineOutput(
             model=result.model,
-            seconds=result.seconds_of_all,
+            seconds=meter.seconds,
             image_passes=count_image_passes(result, splits),
             peak_memory=meter.peak_memory,
             history=tuple(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.baselines.base import grid
-from famr.baselines.descent import RATES, Descent, Steps
+from famr.baselines.base import numbers
+from famr.baselines.descent import ADAM, Descent, Steps
 from famr.baselines.session import BaselineSession, WeightBaseline
 
 
@@ -27,16 +27,20 @@ class FineTune(WeightBaseline):
     """L = CE(D_r) [Golatkar et al. 2020; Warnecke et al. 2023]. BatchNorm updates its statistics.
 
     Attributes:
-        steps: 10 epochs, batches of 256, η searched between 1e-3 and 1e-1 [Fan et al. 2024, App. C]; 1e-2 is in the
-            middle.
+        steps: 10 epochs with η 1e-2, batches of 256, as in the code of [Fan et al. 2024].
     """
 
-    steps: Steps = field(default_factory=lambda: Steps(epochs=10, learning_rate=1e-2))
+    steps: Steps = field(default_factory=lambda: Steps(epochs=10, learning_rate=1e-2, training_mode=True))
 
     name = "fine-tune"
     paper = "Golatkar et al. 2020"
-    trains_normalisation = True
-    tuning = grid(learning_rate=RATES)
+    published = numbers(schedule="constant")
+    tuning = (
+        {"learning_rate": 3e-2},
+        {"learning_rate": 1e-1},
+        {**ADAM, "learning_rate": 1e-4},
+        {**ADAM, "learning_rate": 5e-4},
+    )
 
     def change(self, session: BaselineSession) -> None:
         """See `WeightBaseline.change`."""
@@ -47,5 +51,5 @@ class FineTune(WeightBaseline):
             return fine_tune_loss(session.logits(images), labels)
 
         for epoch in descent.epochs():
-            for batch in session.retain_batches(size, epoch):
+            for batch in descent.within(session.retain_batches(size, epoch)):
                 descent.step(loss, batch.images, batch.labels)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from famr.baselines.base import grid
 from famr.baselines.descent import Descent, Steps
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.data.splits import Splits
@@ -110,7 +109,13 @@ class Forsaken(WeightBaseline):
     needs_retain = False
     kinds = ("class", "samples", "concept", "style")
     refusal_reason = "it compares with held-out images, and nothing but the images to forget was given"
-    tuning = grid(penalty=(1.0, 10.0), learning_rate=(3e-3, 1e-2, 3e-2))
+    tuning = (
+        {"learning_rate": 3e-3},
+        {"penalty": 10.0, "learning_rate": 3e-3},
+        {"penalty": 10.0},
+        {"optimiser": "sgd", "learning_rate": 1e-1},
+        {"optimiser": "sgd", "learning_rate": 1.0},
+    )
 
     def __post_init__(self) -> None:
         if self.penalty < 0:
@@ -150,7 +155,7 @@ class Forsaken(WeightBaseline):
             return forsaken_loss(logits, rows, values, self.penalty)
 
         for epoch in descent.epochs():
-            for batch in session.forget_batches(size, epoch, labels=target):
+            for batch in descent.within(session.forget_batches(size, epoch, labels=target)):
                 descent.step(loss, batch.images, batch.labels)
         with torch.no_grad():
             for name, weight in scale_neurons(start, masks).items():

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.baselines.base import grid
-from famr.baselines.descent import RATES, Descent, Steps
+from famr.baselines.descent import ADAM, Descent, Steps
 from famr.baselines.session import BaselineSession, WeightBaseline
 
 
@@ -87,7 +86,13 @@ class LabelAnnealing(WeightBaseline):
         "it gives the forget set the label distribution of the rest, which single samples of classes that stay have "
         "already"
     )
-    tuning = grid(learning_rate=RATES)
+    tuning = (
+        {"learning_rate": 3e-3},
+        {"learning_rate": 3e-2},
+        {**ADAM, "learning_rate": 3e-5},
+        {**ADAM, "learning_rate": 1e-4},
+        {**ADAM, "learning_rate": 3e-4},
+    )
 
     def change(self, session: BaselineSession) -> None:
         """See `WeightBaseline.change`."""
@@ -101,5 +106,5 @@ class LabelAnnealing(WeightBaseline):
 
         for epoch in descent.epochs(phase="round"):
             labels = annealed_labels(session.predictions(session.forget).logits.softmax(dim=-1), quotas)
-            for batch in session.mixed_batches(size, epoch, labels):
+            for batch in descent.within(session.mixed_batches(size, epoch, labels)):
                 descent.step(loss, batch.images, batch.labels)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.baselines.base import grid
-from famr.baselines.descent import Descent, Steps
+from famr.baselines.base import numbers
+from famr.baselines.descent import ADAM, Descent, Steps
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.errors import RequestError
 
@@ -49,7 +49,13 @@ class NegGradPlus(WeightBaseline):
 
     name = "NegGrad+"
     paper = "Kurmanji et al. 2023"
-    tuning = grid(alpha=(0.95, 0.99), learning_rate=(1e-3, 1e-2, 3e-2))
+    published = numbers(schedule="constant", training_mode=True)
+    tuning = (
+        {"alpha": 0.99},
+        {"alpha": 0.999},
+        {"alpha": 0.99, **ADAM, "learning_rate": 1e-4},
+        {"alpha": 0.999, **ADAM, "learning_rate": 1e-4},
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -67,5 +73,5 @@ class NegGradPlus(WeightBaseline):
             return neg_grad_plus_loss(retain_logits, retain_labels, forget_logits, forget_labels, self.alpha)
 
         for epoch in descent.epochs():
-            for forget, retain in session.paired_batches(forget_size, size, epoch):
+            for forget, retain in descent.within(session.paired_batches(forget_size, size, epoch)):
                 descent.step(loss, retain.images, retain.labels, forget.images, forget.labels)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from famr.baselines.base import grid
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.certificates.conjugate_gradient import Solution, conjugate_gradient
 from famr.data import Images
@@ -96,7 +95,7 @@ class NewtonHead(WeightBaseline):
 
     name = "Newton step on the head"
     paper = "Guo et al. 2020"
-    tuning = grid(strength=(1.0, 1e-1, 3e-2, 1e-2, 1e-3, 1e-4))
+    tuning = tuple({"strength": strength} for strength in (1.0, 1e-1, 3e-2, 1e-2, 1e-4))
 
     def __post_init__(self) -> None:
         if not self.strength > 0:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +114,16 @@ class BaselineSession:
         copy = self.model.copy()
         copy.module.eval().requires_grad_(False)
         return copy
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """The model in evaluation mode, for what a method computes before its steps."""
+        training = self.model.module.training
+        self.model.module.eval()
+        try:
+            yield
+        finally:
+            self.model.module.train(training)
 
     def logits(
         self, images: Tensor, model: Classifier | None = None, weights: Mapping[str, Tensor] | None = None
@@ -273,15 +284,7 @@ class BaselineSession:
 
 
 class WeightBaseline(Baseline):
-    """A baseline that starts from the original's weights and changes them: all but retraining and SISA.
-
-    Attributes:
-        trains_normalisation: Whether the network is in training mode, so that dropout is active and BatchNorm updates
-            its statistics. Only for methods that use retained images alone; elsewhere the statistics of forget images
-            would change the model.
-    """
-
-    trains_normalisation: ClassVar[bool] = False
+    """A baseline that starts from the original's weights and changes them: all but retraining and SISA."""
 
     @abstractmethod
     def change(self, session: BaselineSession) -> None:
@@ -291,14 +294,24 @@ class WeightBaseline(Baseline):
             session: The model and its batches.
         """
 
+    def shortened(self, steps: int, planned: int) -> Self:
+        """See `Baseline.shortened`.
+
+        Args:
+            steps: Steps that it may take.
+            planned: Steps that it takes uncut.
+        """
+        own = getattr(self, "steps", None)
+        return self if own is None else self.with_numbers(steps=own.within(steps, planned))
+
     def run(self, original: Classifier, splits: Splits, settings: RunSettings) -> BaselineOutput:
         """See `Baseline.run`. Costs are measured from when the copy and the images are on the device."""
         home = next(original.module.parameters()).device
         model = original.copy()
-        model.module.to(settings.device).train(self.trains_normalisation)
+        steps = getattr(self, "steps", None)
+        model.module.to(settings.device).train(steps is not None and steps.training_mode)
         used = (splits.forget, splits.retain if self.needs_retain else None)
         preload(used, model.require_preprocessing(), settings.device)
-        steps = getattr(self, "steps", None)
         session = BaselineSession(self.name, model, splits, settings, None if steps is None else steps.augmentation)
         with session.meter:
             self.change(session)

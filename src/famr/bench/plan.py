@@ -12,7 +12,7 @@ from famr.baselines import Baseline, SisaRemoval
 from famr.baselines.base import request_kind
 from famr.bench.methods import BenchMethod
 from famr.bench.results import CellKey
-from famr.bench.scoring import CALIBRATION_STRIDE, MIA_IMAGES, RETAINED_SCORED, TUNING_SCORED, calibration_and_scored
+from famr.bench.scoring import CALIBRATION_STRIDE, MIA_IMAGES, RETAINED_SCORED, calibration_and_scored
 from famr.bench.tasks import Task
 from famr.bench.tuning import tuning_variants
 from famr.data import Data
@@ -36,7 +36,7 @@ class Bench:
         tasks: The requests that are scored.
         seeds: One original each.
         tuning: Requests on which numbers are chosen; none of them is scored.
-        trials: Runs a method may use for tuning; 1: its default numbers.
+        trials: Variants of its numbers that a method may try on each tuning request; 1: its default numbers.
         tuning_seed: Seed of the original on which methods are tuned.
         original: A trained model; then there is one seed. None: one is trained for each seed.
         description: Data and model in words, for the records.
@@ -45,8 +45,9 @@ class Bench:
         shards: Of the ensemble that SISA needs.
         device: Name of the device.
         precision: Of methods and of scoring alike. None: bf16 on CUDA, fp32 elsewhere.
-        most_epochs: Limit on the epochs that a method makes over the retained images; None: no limit.
-        retrained: Whether reference models are retrained; without them no gap is known, so nothing can be tuned.
+        seconds: Limit on the seconds of every method but retraining, SISA and FAMR. None: the longest that FAMR with
+            its defaults takes on the tuning requests of the kind; no limit where nothing is tuned.
+        retrained: Whether reference models are retrained; without them no gap is known.
     """
 
     data: Data
@@ -65,7 +66,7 @@ class Bench:
     shards: int = 5
     device: str = "auto"
     precision: Precision | None = None
-    most_epochs: int | None = None
+    seconds: float | None = None
     retrained: bool = True
 
     def __post_init__(self) -> None:
@@ -75,8 +76,7 @@ class Bench:
             ("methods", "at least one", self.methods),
             ("trials", "at least 1", self.trials >= 1),
             ("shards", "at least 2", self.shards >= 2),
-            ("most_epochs", "at least 1, or None", self.most_epochs is None or self.most_epochs >= 1),
-            ("retrained", "True where methods are tuned", self.retrained or self.trials == 1 or not self.tuning),
+            ("seconds", "above 0, or None", self.seconds is None or self.seconds > 0),
             ("precision", "fp32, bf16 or None", self.precision in (None, *get_args(Precision))),
         ):
             if not holds:
@@ -112,12 +112,25 @@ class Bench:
         return self.torch_device.type == "cuda" and steps >= COMPILE_FROM_STEPS
 
     def variants(self, method: BenchMethod) -> list[Baseline]:
-        """What is tried of a method; its own numbers alone where nothing is tuned.
+        """What is tried of a method before it is cut to the limit; its own numbers alone where nothing is tuned.
 
         Args:
             method: One of `methods`.
         """
-        return tuning_variants(method.method, self.trials if self.tuning else 1, self.most_epochs)
+        return tuning_variants(method.method, self.trials if self.tuning else 1)
+
+    @property
+    def tunes(self) -> bool:
+        """Whether methods are tuned."""
+        return bool(self.tuning) and self.trials > 1
+
+    def tuning_of(self, kind: str) -> tuple[Task, ...]:
+        """The tuning requests of a kind.
+
+        Args:
+            kind: `class` or `samples`.
+        """
+        return tuple(task for task in self.tuning if task.tuning_kind == kind)
 
     def settings(self) -> dict[str, Any]:
         """What all cells of a folder have in common, as recorded in bench.json."""
@@ -128,14 +141,16 @@ class Bench:
             "training": asdict(self.training),
             "given_original": None if self.original is None else self.original.digest(),
             "trials": self.trials,
-            "tuned_on": {task.tuning_kind: task.label for task in self.tuning if self.trials > 1},
+            "tuned_on": {
+                kind: [task.label for task in self.tuning_of(kind)]
+                for kind in dict.fromkeys(task.tuning_kind for task in self.tuning if self.tunes)
+            },
             "tuning_seed": self.tuning_seed,
             "shards": self.shards,
-            "most_epochs": self.most_epochs,
+            "seconds": self.seconds,
             "precision": self.run_precision,
             "shown_to_methods": f"1 of {CALIBRATION_STRIDE} held-out images; the others are scored",
             "retained_scored": RETAINED_SCORED,
-            "tuning_scored": TUNING_SCORED,
             "mia_images": MIA_IMAGES,
         }
 

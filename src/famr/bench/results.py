@@ -2,6 +2,7 @@
 
 bench.json                      settings that every cell shares; methods, requests and seeds may be added later
 cells/*.json  tuning/*.json     one run each, finished or failed
+limits/*.json                   what of a trial fits into the limit in seconds, measured once
 originals/  references/         trained once: weights of originals, predictions of retrained models. Those of another
                                 bench with the same data, start and training may be copied into a new folder
 results.json  results.md  results.html
@@ -20,7 +21,7 @@ from famr.errors import RequestError, StorageError
 from famr.runs.folder import atomic_file
 from famr.storage.digests import COMPLETE
 
-Part = Literal["cells", "tuning"]
+Part = Literal["cells", "tuning", "limits"]
 TRAINED = ("originals", "references")
 
 
@@ -31,7 +32,7 @@ class CellKey(NamedTuple):
         method: Name of the method.
         task: Label of the task.
         seed: Of the original.
-        trial: Number of the trial, for tuning; else None.
+        trial: Number of the trial, for tuning and limits; else None. The task of a limit is a kind of request.
     """
 
     method: str
@@ -151,7 +152,7 @@ class ResultsFolder:
         """A finished or failed cell; None if it was not run.
 
         Args:
-            part: Cells or tuning.
+            part: Cells, tuning or limits.
             key: Which.
         """
         file = self._file(part, key)
@@ -161,7 +162,7 @@ class ResultsFolder:
         """Write a cell.
 
         Args:
-            part: Cells or tuning.
+            part: Cells, tuning or limits.
             key: Which.
             cell: Plain values.
         """
@@ -174,8 +175,10 @@ class ResultsFolder:
         for method, task, seed in self.content["planned"]:
             missing = {"method": method, "task": task, "seed": seed, "missing": True}
             cells.append(self.get("cells", CellKey(method, task, seed)) or missing)
-        tuning = [read_record(file) for file in sorted((self.path / "tuning").glob("*.json"))]
-        content = {"benchmark": "methods", **self.content, "tuning": tuning, "cells": cells}
+        tuning, limits = (
+            [read_record(file) for file in sorted((self.path / part).glob("*.json"))] for part in ("tuning", "limits")
+        )
+        content = {"benchmark": "methods", **self.content, "tuning": tuning, "limits": limits, "cells": cells}
         return {**content, "comparisons": compare(content)}
 
     def _file(self, part: Part, key: CellKey) -> Path:

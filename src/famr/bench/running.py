@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from famr.baselines import Baseline, Retrain, SisaRemoval
+from famr.baselines import Baseline, FamrMethod, Retrain, SisaRemoval
 from famr.bench.cells import Case, progress_line
+from famr.bench.gate import choose_trial, mean_figures
+from famr.bench.limit import Costs, Fitted, fit_into, longest_seconds
 from famr.bench.methods import BenchMethod, file_stem
 from famr.bench.plan import Bench, require_served
 from famr.bench.references import Reference
 from famr.bench.results import CellKey, ResultsFolder, json_text, write_atomic
-from famr.bench.scoring import TUNING_SCORED, ScoredBatches, calibration_and_scored, predict_scored
+from famr.bench.scoring import ScoredBatches, calibration_and_scored, predict_scored
 from famr.bench.spreading import Spread, divide_work
 from famr.bench.tables import results_page
 from famr.bench.tasks import Task
-from famr.bench.tuning import best_trial, limit_epochs
+from famr.bench.trial_case import TrialCase, trial_line
 from famr.data.loaders import evaluation_batches
 from famr.data.splits import Splits
 from famr.engine.distributed import ALONE, Ranks
@@ -33,6 +35,8 @@ from famr.sisa.ensemble import train_sisa
 from famr.training import fit
 
 Log = Callable[[str], None]
+OURS = BenchMethod(FamrMethod.name, FamrMethod())
+"""The method whose seconds are the limit of the others."""
 
 
 def run_bench(bench: Bench, path: Path, log: Log = print, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def run_bench(bench: Bench, path: Path, log: Log = print, ranks: Ranks = ALONE) 
         start.require_preprocessing()  # a start that cannot be loaded must not leave a folder behind
         folder = ResultsFolder(path, bench.settings())
         keys = [key for key in bench.cells() if (key.method, key.task) not in unserved]
-        numbers = {method.name: limit_epochs(method.method, bench.most_epochs).to_json() for method in bench.methods}
+        numbers = {method.name: method.method.to_json() for method in bench.methods}
         not_served = {f"{method} · {task}": reason for (method, task), reason in unserved.items()}
         folder.content["environment"] = environment(str(bench.torch_device))
         folder.plan(numbers, {task.label: dict(task.facts) for task in bench.tasks}, keys, not_served)
@@ -115,14 +119,21 @@ class _Planned(NamedTuple):
     task: Task
 
 
+class _Variant(NamedTuple):
+    """Numbers of a method that are tried for a kind of request; the key has their place among its trials."""
+
+    key: CellKey
+    method: BenchMethod
+    kind: str
+    variant: Baseline
+
+
 class _Trial(NamedTuple):
-    """A method with the numbers of one trial, one of `trials`."""
+    """A variant on one tuning request. The variant is cut to the limit when the trial is run."""
 
     key: CellKey
     task: Task
-    method: BenchMethod
-    variant: Baseline
-    trials: int
+    variant: _Variant
 
 
 class _BenchRun:
@@ -153,18 +164,20 @@ class _BenchRun:
         self._original: tuple[int, Classifier, str] | None = None
         self._ensemble: tuple[int, SisaRemoval] | None = None
         self._cases: dict[tuple[str, int], Case] = {}
+        self._trial_cases: dict[tuple[str, int], TrialCase] = {}
+        self._costs: dict[str, Costs] = {}
         self._tuned: dict[tuple[str, str], Baseline] = {}
 
     def run(self, keys: list[CellKey]) -> None:
         """Run the missing cells in the order of the plan, each method tuned before its first cell."""
         missing = [self.planned(key) for key in keys if not self._is_done(key)]
-        trials = {
-            trial.key: trial
-            for planned in missing
-            for trial in self.trials(planned.method, planned.task.tuning_kind)
-            if self.folder.get("tuning", trial.key) is None
-        }
-        needed = self._needed(missing, list(trials.values()))
+        kinds = {(planned.method.name, planned.task.tuning_kind): planned.method for planned in missing}
+        ours = [trial for kind in dict.fromkeys(kind for _, kind in kinds) for trial in self.our_runs(kind)]
+        variants = [variant for (_, kind), method in kinds.items() for variant in self.variants(method, kind)]
+        trials = [
+            trial for variant in variants if self.chosen_by_trials(variant.method) for trial in self.trials(variant)
+        ]
+        needed = self._needed(missing, bool(ours or trials))
         if missing and self.device.type == "cuda":
             sisa = any(isinstance(planned.method.method, SisaRemoval) for planned in missing)
             self.warm_up(trains=sisa or not all(self._file(*model).is_file() for model in needed))
@@ -175,7 +188,11 @@ class _BenchRun:
                     self.original(seed)
                 else:
                     self.reference(task, seed)
-            for trial in self.work.divided(list(trials.values())):
+            for trial in self.work.divided([trial for trial in ours if self.folder.get("tuning", trial.key) is None]):
+                self.run_trial(trial)
+            for variant in self.work.divided([v for v in variants if self.folder.get("limits", v.key) is None]):
+                self.fitted(variant)
+            for trial in self.work.divided([t for t in trials if self.folder.get("tuning", t.key) is None]):
                 self.run_trial(trial)
         numbers = {planned.key: number for number, planned in enumerate(missing, start=1)}
         for piece in self.work.divided(self._pieces(missing)):
@@ -198,27 +215,27 @@ class _BenchRun:
     def run_untimed(self, method: BenchMethod, variant: Baseline) -> None:
         """On a GPU, run a method once before it is timed, on a tuning request; not one that was tuned in this process.
         Where nothing is tuned, methods are timed as they come."""
-        cuda = self.device.type == "cuda"
-        if not cuda or method.name in self._has_run or not self.bench.tuning or self.bench.trials < 2:
+        if self.device.type != "cuda" or method.name in self._has_run or not self.bench.tunes:
             return
         self._has_run.add(method.name)
         task = next((task for task in self.bench.tuning if variant.refusal(task.request.kind) is None), None)
         if task is not None and not isinstance(variant, SisaRemoval):  # it trains, and first steps matter little there
-            self.case(task, self.bench.tuning_seed).cell(method.name, variant)
+            self.trial_case(task, self.bench.tuning_seed).run(method.name, variant)
 
     def planned(self, key: CellKey) -> _Planned:
         """A cell with its method and task."""
         method = next(method for method in self.bench.methods if method.name == key.method)
         return _Planned(key, method, next(task for task in self.bench.tasks if task.label == key.task))
 
-    def _needed(self, missing: Sequence[_Planned], trials: Sequence[_Trial]) -> list[tuple[int, Task | None]]:
-        """Originals (without a task) and references that the cells need, each once."""
-        pairs = [(self.bench.tuning_seed, trial.task) for trial in trials]
+    def _needed(self, missing: Sequence[_Planned], tunes: bool) -> list[tuple[int, Task | None]]:
+        """Originals (without a task) and references that the cells and the tuning need, each once."""
+        pairs = []
         for key, method, task in missing:
             pairs.append((key.seed, task))
             if method.retrains:
                 pairs.append((self._next_seed(key.seed), task))
-        seeds = () if self.bench.original is not None else dict.fromkeys(seed for seed, _ in pairs)
+        of_tuning = [self.bench.tuning_seed] if tunes else []
+        seeds = dict.fromkeys([*of_tuning, *(seed for seed, _ in pairs)]) if self.bench.original is None else ()
         references = {(seed, task.label): (seed, task) for seed, task in pairs} if self.bench.retrained else {}
         return [*((seed, None) for seed in seeds), *references.values()]
 
@@ -279,39 +296,100 @@ class _BenchRun:
         return self._ensemble[1]
 
     def tuned(self, method: BenchMethod, task: Task) -> Baseline:
-        """The method with the numbers that did best on the tuning request of this kind."""
+        """The method with the numbers that the gate chooses on the tuning requests of this kind, within the limit."""
         kind = task.tuning_kind
         if (method.name, kind) not in self._tuned:
-            trials = self.trials(method, kind)
-            best = best_trial([self.run_trial(trial) for trial in trials])
-            own = limit_epochs(method.method, self.bench.most_epochs)
-            self._tuned[method.name, kind] = own if best is None else trials[best].variant
+            variants, best = self.variants(method, kind), None
+            if self.chosen_by_trials(method):
+                figures = [mean_figures([self.run_trial(t) for t in self.trials(each)]) for each in variants]
+                best = choose_trial(kind, figures, len(self.bench.data.labels))
+            self._tuned[method.name, kind] = self.fitted(variants[best or 0]).method
         return self._tuned[method.name, kind]
 
-    def trials(self, method: BenchMethod, kind: str) -> list[_Trial]:
-        """The trials of a method on the tuning request of a kind; none if there is nothing to choose."""
-        bench = self.bench
-        task = next((task for task in bench.tuning if task.tuning_kind == kind), None)
-        variants = bench.variants(method)
-        if task is None or len(variants) < 2:
+    def chosen_by_trials(self, method: BenchMethod) -> bool:
+        """Whether there is anything to choose among a method's variants."""
+        return self.bench.tunes and len(self.bench.variants(method)) > 1
+
+    def variants(self, method: BenchMethod, kind: str) -> list[_Variant]:
+        """What is tried of a method for a kind of request, its own numbers first."""
+        seed = self.bench.tuning_seed
+        every = self.bench.variants(method)
+        return [_Variant(CellKey(method.name, kind, seed, n), method, kind, each) for n, each in enumerate(every)]
+
+    def trials(self, variant: _Variant) -> list[_Trial]:
+        """A variant on each tuning request of its kind."""
+        return [
+            _Trial(variant.key._replace(task=task.label), task, variant) for task in self.bench.tuning_of(variant.kind)
+        ]
+
+    def our_runs(self, kind: str) -> list[_Trial]:
+        """The runs whose seconds are the limit for a kind of request; none where a limit is given or nothing tuned."""
+        if self.bench.seconds is not None or not self.bench.tunes:
             return []
-        keys = [CellKey(method.name, task.label, bench.tuning_seed, trial) for trial in range(len(variants))]
-        return [_Trial(key, task, method, variant, len(keys)) for key, variant in zip(keys, variants, strict=True)]
+        ours = next((method for method in self.bench.methods if method.name == OURS.name), OURS)
+        return self.trials(_Variant(CellKey(OURS.name, kind, self.bench.tuning_seed, 0), ours, kind, ours.method))
+
+    def limit(self, kind: str) -> float | None:
+        """The limit in seconds for a kind of request; None: there is none."""
+        if self.bench.seconds is not None:
+            return self.bench.seconds
+        return longest_seconds([self.run_trial(trial) for trial in self.our_runs(kind)])
+
+    def fitted(self, variant: _Variant) -> Fitted:
+        """A variant cut to the limit. The seconds of its steps are measured once and kept: every run of it takes the
+        same number of steps."""
+        method = variant.variant
+        if isinstance(method, (FamrMethod, Retrain, SisaRemoval)) or (limit := self.limit(variant.kind)) is None:
+            return Fitted(method, {})
+        record = self.folder.get("limits", variant.key)
+        if record is None:
+            task = self._probed_task(variant)
+            case = self.trial_case(task, self.bench.tuning_seed)
+            costs = self._costs.setdefault(variant.kind, {})
+            fitted = fit_into(method, limit, lambda short: case.run(variant.method.name, short), costs)
+            facts = {"method": variant.method.name, "kind": variant.kind, "trial": variant.key.trial}
+            self.folder.save_cell("limits", variant.key, facts | fitted.record)
+            return fitted
+        if "steps" not in record:
+            return Fitted(method, record)
+        return Fitted(method.shortened(int(record["steps"]), int(record["planned"])), record)
+
+    def _probed_task(self, variant: _Variant) -> Task:
+        """The request on which seconds are measured: a tuning request, or the first one where nothing is tuned."""
+        tasks = (*self.bench.tuning_of(variant.kind), *self.bench.tasks)
+        return next(task for task in tasks if task.tuning_kind == variant.kind)
 
     def run_trial(self, trial: _Trial) -> dict[str, Any]:
-        """A trial's cell, run now if it is not there."""
+        """A trial's record, run now if it is not there."""
         key = trial.key
         run = self.folder.get("tuning", key)
         if run is None:
-            case = self.case(trial.task, key.seed)
-            self._has_run.add(trial.method.name)
-            run = case.cell(key.method, trial.variant) | {"trial": key.trial}
+            method = self.fitted(trial.variant).method
+            if isinstance(method, FamrMethod):  # its seconds are a limit
+                self.run_untimed(trial.variant.method, method)
+            self._has_run.add(key.method)
+            run = self.trial_case(trial.task, key.seed).run(key.method, method) | {"trial": key.trial}
             self.folder.save_cell("tuning", key, run)
-            self.log(f"tuning, trial {(key.trial or 0) + 1} of {trial.trials}: {progress_line(run)}")
+            self.log(f"tuning, trial {(key.trial or 0) + 1}: {trial_line(run)}")
         return run
 
+    def trial_case(self, task: Task, seed: int) -> TrialCase:
+        """A tuning request with its original; kept, as trials alternate between the requests."""
+        if (task.label, seed) not in self._trial_cases:
+            original, digest = self.original(seed)
+            self._trial_cases[task.label, seed] = TrialCase(
+                task=task,
+                seed=seed,
+                original=original,
+                original_digest=digest,
+                splits=calibration_and_scored(self.splits[task.label])[0],
+                device=self.device,
+                precision=self.bench.run_precision,
+            )
+        return self._trial_cases[task.label, seed]
+
     def case(self, task: Task, seed: int) -> Case:
-        """A request with its original and its reference. The last two are kept: tuning and scoring alternate."""
+        """A request with its original and its reference; the last one is kept."""
         if (task.label, seed) not in self._cases:
             bench = self.bench
             original, digest = self.original(seed)
@@ -330,14 +408,12 @@ class _BenchRun:
                 device=self.device,
                 precision=bench.run_precision,
             )
-            for old in list(self._cases)[:-1]:
-                del self._cases[old]
-            self._cases[task.label, seed] = case
+            self._cases = {(task.label, seed): case}
         return self._cases[task.label, seed]
 
     def _scored_batches(self, task: Task, model: Classifier) -> ScoredBatches:
         scored = calibration_and_scored(self.splits[task.label])[1]
-        return ScoredBatches.of(scored, model.require_preprocessing(), self.device, tuning=task in self.bench.tuning)
+        return ScoredBatches.of(scored, model.require_preprocessing(), self.device)
 
     def start(self, seed: int) -> Classifier:
         """What training starts from. Drawing the weights of a large network takes seconds, so it is kept."""
@@ -371,8 +447,6 @@ class _BenchRun:
         """The same training without the forget set: kept from before, or trained now."""
         bench, file = self.bench, self._file(seed, task)
         facts = {"task": dict(task.facts), "seed": seed, "precision": bench.run_precision}
-        if task in bench.tuning:
-            facts["scored"] = TUNING_SCORED  # fewer predictions than a scored request needs
         if (stored := Reference.load(file, facts)) is not None:
             return stored
         self.log(f"seed {seed}: retraining without {task.label}")

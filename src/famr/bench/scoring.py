@@ -28,8 +28,6 @@ CALIBRATION_STRIDE = 4
 RETAINED_SCORED = 10_000
 MIA_IMAGES = 2000
 """Members and non-members that the membership attack is fitted on, at most so many of each."""
-TUNING_SCORED = MIA_IMAGES
-"""Retained and held-out images on which a trial is scored, at most so many of each."""
 GAP_METRICS = ("forget_accuracy", "retained_accuracy", "retain_accuracy", "mia_efficacy")
 """Avg. Gap is the mean over these: forget set, retained training images, held-out images, membership attack."""
 
@@ -113,16 +111,13 @@ class ScoredBatches:
     forget_test: Batches | None
 
     @classmethod
-    def of(
-        cls, scored: Splits, preprocessing: Preprocessing, device: torch.device, tuning: bool = False
-    ) -> ScoredBatches:
+    def of(cls, scored: Splits, preprocessing: Preprocessing, device: torch.device) -> ScoredBatches:
         """The same images for every model; a fixed draw where there are very many.
 
         Args:
             scored: The sets that are scored.
             preprocessing: Of the models.
             device: Where the models compute.
-            tuning: Whether these are for trials, which are scored on fewer images.
         """
 
         def batches(images: Images, most: int | None = None) -> Batches:
@@ -134,8 +129,8 @@ class ScoredBatches:
         assert scored.test is not None
         return cls(
             batches(scored.forget),
-            batches(scored.retain, TUNING_SCORED if tuning else RETAINED_SCORED),
-            batches(scored.test, TUNING_SCORED if tuning else None),
+            batches(scored.retain, RETAINED_SCORED),
+            batches(scored.test),
             None if scored.forget_test is None else batches(scored.forget_test),
         )
 

@@ -35,7 +35,7 @@ from famr.bench.statistics import (
     blocks_of,
     difference,
 )
-from famr.bench.tuning import best_trial
+from famr.bench.tuning_tables import GATE, limit_line, tuning_table
 from famr.report.content import Block, Bullets, Report, Section, Table, Text
 
 KINDS = {"class": "Classes", "concept": "Concepts", "samples": "Samples"}
@@ -70,8 +70,8 @@ DEFINITIONS = (
     "where the attack can hardly separate members from non-members it is as random as a coin flip, and with it a "
     "quarter of Avg. Gap.",
     "Seconds cover everything that a method does, preparations included, once model and images are on the device; of "
-    "FAMR its steps alone, and its whole call is given below the table. Tuning is not counted for any method, nor "
-    "what a process does once: on a GPU every method has run before it is timed. "
+    "FAMR see below the table. Tuning is not counted for any method, nor what a process does once: on a GPU every "
+    "method has run before it is timed. "
     "FDE: passes of an image through a network, divided by the number of training images. Peak memory is counted on a "
     "GPU only, beyond what is allocated when a method begins: the images, the original.",
 )
@@ -103,7 +103,8 @@ def results_page(content: Mapping[str, Any]) -> Report:
             sections.append(Section(title, _kind_blocks(of_kind)))
     sections.append(Section("What did not run", (_not_run(content, failed, missing),)))
     if content["tuning"]:
-        sections.append(Section("Tuning", (tuning_table(content["tuning"]),)))
+        limits, classes = content.get("limits", ()), content["settings"]["classes"]
+        sections.append(Section("Tuning", (tuning_table(content["tuning"], limits, classes),)))
     sections.append(Section("Every cell", (_all_cells(finished),)))
     title = f"Methods compared on {content['settings'].get('data', 'unnamed data')}"
     return Report(title, outcome, verdict, tuple(sections))  # type: ignore[arg-type]
@@ -166,7 +167,11 @@ def _kind_blocks(cells: Sequence[Cell]) -> tuple[Block, ...]:
     for name, of_method in by_method(finished_cells(cells)).items():
         steps, calls = (_fact(of_method, fact) for fact in ("seconds_of_steps", "seconds_of_the_call"))
         if steps is not None:
-            whole = "" if calls is None else f"; whole call, with copies and evaluation: {format_mean(calls, 'two')}"
+            whole = (
+                "; in the table: the whole call, with the evaluations by which it chooses its strength"
+                if calls is None
+                else f"; whole call, with copies and evaluation: {format_mean(calls, 'two')}"
+            )
             lines.append(f"Steps of {name} alone: {format_mean(steps, 'two')} seconds{whole}.")
     if lines:
         blocks.append(Bullets(tuple(lines)))
@@ -327,21 +332,15 @@ def ranking_summary(cells: Sequence[Cell]) -> str:
 
 def _setting(content: Mapping[str, Any]) -> Section:
     settings, machine = content["settings"], content["environment"]
-    training, most = settings["training"], settings.get("most_epochs")
+    training = settings["training"]
     lines = [
         f"Data: {settings.get('data', 'not named')}, {settings['training_images']} training images, "
         f"{settings['classes']} classes; methods see {settings['shown_to_methods']}.",
         f"Model: {settings.get('model', 'not named')}; {training['epochs']} epochs, batch {training['batch_size']}, "
         f"learning rate {training['learning_rate']:g}; retrained models likewise, without the forget set.",
         *_requests(content),
-        f"Tuning: at most {settings['trials']} runs a method"
-        + (
-            f", seed {settings['tuning_seed']}, on {' and on '.join(settings['tuned_on'].values())}, not scored; "
-            f"judged on at most {settings['tuning_scored']} retained and as many held-out images."
-            if settings["tuned_on"]
-            else ": default numbers."
-        )
-        + (f" Epochs over the retained images: at most {most}, for every method." if most else ""),
+        _tuning_line(settings),
+        *filter(None, [limit_line(content)]),
         f"Machine: {machine['hardware']}, torch {machine['torch']}, timm {machine['timm']}, famr {machine['famr']}, "
         f"{settings['precision']}.",
     ]
@@ -369,6 +368,25 @@ def _requests(content: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _tuning_line(settings: Mapping[str, Any]) -> str:
+    """How numbers were chosen; of benches before the gate, by one request of each kind."""
+    if not settings["tuned_on"]:
+        return "Tuning: none, default numbers."
+    requests = settings["tuned_on"].values()
+    if "most_epochs" in settings:
+        most = settings["most_epochs"]
+        return (
+            f"Tuning: at most {settings['trials']} runs a method, seed {settings['tuning_seed']}, on "
+            f"{' and on '.join(requests)}, not scored; judged on at most {settings['tuning_scored']} retained and as "
+            "many held-out images."
+        ) + (f" Epochs over the retained images: at most {most}, for every method." if most else "")
+    listed = "; ".join(", ".join(labels) for labels in requests)
+    return (
+        f"Tuning: at most {settings['trials']} variants a method, its own and its paper's numbers among them, seed "
+        f"{settings['tuning_seed']}, on requests that are not scored: {listed}. {GATE}"
+    )
+
+
 def _not_run(content: Mapping[str, Any], failed: Sequence[Cell], missing: Sequence[Cell]) -> Block:
     """Cells that failed, with the reason; missing ones; requests that a method cannot serve."""
 
@@ -382,42 +400,6 @@ def _not_run(content: Mapping[str, Any], failed: Sequence[Cell], missing: Sequen
     lines += [f"Not run yet: {label}: {', '.join(methods)}" for label, methods in not_yet.items()]
     lines += [f"Not served: {pair}: {reason}" for pair, reason in content.get("not_served", {}).items()]
     return Bullets(tuple(lines)) if lines else Text("Everything ran.")
-
-
-def tuning_table(trials: Sequence[Cell]) -> Table:
-    """Every trial, by the numbers in which the trials of a method differ, and which one was chosen.
-
-    Args:
-        trials: Cells of tuning runs.
-    """
-    rows = []
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for run in trials:
-        groups.setdefault((run["method"], run["task"]), []).append(run)
-    for (method, task), group in groups.items():
-        runs = sorted(group, key=lambda run: run["trial"])
-        best = best_trial(runs)
-        numbers = [_flat(run["numbers"]) for run in runs]
-        varied = [name for name in numbers[0] if len({str(values.get(name)) for values in numbers}) > 1]
-        for index, (run, values) in enumerate(zip(runs, numbers, strict=True)):
-            tried = ", ".join(f"{name.replace('_', ' ')} {values.get(name)}" for name in varied)
-            rows.append((method, task, tried, *_trial_outcome(run, index == best)))
-    columns = ("method", "request", "numbers that were varied", "", "Avg. Gap %")
-    return Table("Runs on requests that are not scored; the smallest Avg. Gap is chosen", columns, tuple(rows), 4)
-
-
-def _trial_outcome(run: Cell, chosen: bool) -> tuple[str, str]:
-    if "error" in run:
-        return f"failed: {run['error']['what']}", "–"
-    return "chosen" if chosen else "", f"{100 * run['unlearned']['average_gap']:.2f}"
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of a method, nested ones beside the outer ones."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value) if isinstance(value, Mapping) else {name: value}
-    return flat
 
 
 def _all_cells(cells: Sequence[Cell]) -> Table:

@@ -15,6 +15,8 @@ from famr.errors import RequestError
 
 SCORED_DRAW = 2025
 TUNING_DRAW = 7
+TUNING_REQUESTS = 3
+"""Requests of each kind on which methods are tuned."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,10 @@ def requested_tasks(
 
 
 def tuning_tasks(data: Data, scored: Sequence[Task]) -> tuple[Task, ...]:
-    """One request to tune on for each kind that is scored: another class, or other samples.
+    """Three requests to tune on for each kind that is scored: other classes, or draws of other samples.
 
-    A concept is tuned on a class that none of the scored requests covers.
+    Classes are drawn from all that no scored request covers, near ones and far ones; where fewer are left, these. A
+    concept is tuned on such classes too.
 
     Args:
         data: The training data.
@@ -139,11 +142,14 @@ def tuning_tasks(data: Data, scored: Sequence[Task]) -> tuple[Task, ...]:
                 column, value = task.request.concept
                 rows = zip(data.train.column(column), data.train.targets.tolist(), strict=True)
                 used |= {data.labels[target] for content, target in rows if content == value}
-        tasks.append(request_task(Request(classes=drawn_classes(data.labels, 1, TUNING_DRAW, used))))
+        left = sum(name not in used for name in data.labels)
+        drawn = drawn_classes(data.labels, min(TUNING_REQUESTS, max(1, left)), TUNING_DRAW, used)
+        tasks += [request_task(Request(classes=[name])) for name in drawn]
     of_samples = [task for task in scored if task.tuning_kind == "samples"]
     if of_samples:
         ids = data.train.ids
         used = {ids[int(index)] for task in of_samples for index in task.request.samples}
         share = max(task.facts["share"] for task in of_samples)
-        tasks.append(samples_task(data, min(share, 1 - len(used) / len(ids)), TUNING_DRAW, used))
+        draws = range(TUNING_DRAW, TUNING_DRAW + TUNING_REQUESTS)
+        tasks += [samples_task(data, min(share, 1 - len(used) / len(ids)), draw, used) for draw in draws]
     return tuple(tasks)

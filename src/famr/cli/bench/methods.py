@@ -101,12 +101,13 @@ class ComparisonOptions:
     Attributes:
         methods: Methods, separated by commas; all: every method that can serve the request.
         seeds: Seeds, separated by commas; an original each.
-        trials: Runs a method may use for tuning; 1: its default numbers.
-        tune_on: A class to tune on. None: drawn from the remaining ones.
+        trials: Variants of its numbers that a method may try on each tuning request; 1: its default numbers.
+        tune_on: A class to tune on, repeatable. None: three, drawn from the remaining ones.
         tuning_seed: Seed of the original to tune on. None: the first seed.
         leave_out_unserved: List a named method that cannot serve a request as such, instead of refusing it.
         shards: Shards of the ensemble that SISA needs.
-        most_epochs: Limit on a method's epochs over the retained images. None: no limit.
+        seconds: Limit on the seconds of every method but retraining, SISA and FAMR. None: the longest that FAMR takes
+            on the tuning requests.
         precision: Precision of methods and of scoring. None: bf16 on CUDA, fp32 elsewhere.
         retry_failed: Run failed cells again.
     """
@@ -114,11 +115,11 @@ class ComparisonOptions:
     methods: str = ALL_METHODS
     seeds: str = "0"
     trials: int = 6
-    tune_on: str | None = None
+    tune_on: Annotated[list[str] | None, typer.Option(help="A class to tune on. Repeatable.")] = None
     tuning_seed: int | None = None
     leave_out_unserved: Annotated[bool, typer.Option("--leave-out-unserved")] = False
     shards: int = 5
-    most_epochs: int | None = None
+    seconds: float | None = None
     precision: Precision | None = None
     retry_failed: Annotated[bool, typer.Option("--retry-failed")] = False
 
@@ -151,8 +152,9 @@ class ComparisonOptions:
         drawn = tuning_tasks(data, tasks)
         if self.tune_on is None:
             return drawn
-        named = request_task(Request(classes=[self.tune_on]))
-        return tuple(named if task.request.kind == "class" else task for task in drawn)
+        named = [request_task(Request(classes=[name])) for name in self.tune_on]
+        samples = [task for task in drawn if task.tuning_kind == "samples"]
+        return (*samples,) if len(samples) == len(drawn) else (*named, *samples)
 
 
 def methods_command(
@@ -252,7 +254,7 @@ def build_bench(
         shards=comparison.shards,
         device=device,
         precision=comparison.precision,
-        most_epochs=comparison.most_epochs,
+        seconds=comparison.seconds,
     )
 
 
