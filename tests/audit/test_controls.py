@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_shadows import tiny
 
 import famr
 from famr.audit.controls import NEVER_SAW_EPOCHS, collapsed, head_only_edit, learned_enough, train_never_saw
@@ -17,7 +18,6 @@ from famr.engine.inference import predict
 from famr.models.layers import head_of
 from famr.training import Trained, Training
 from made_up import compared, measured, right_for
-from test_shadows import tiny
 
 LABELS = torch.arange(200) % 5
 CPU = torch.device("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_shadows import tiny
 from torch import Tensor
 
 from famr.audit.copies import CENTRE, centrality, require_own_models, require_own_predictions
@@ -11,7 +12,6 @@ from famr.audit.measurements import ModelMeasurements
 from famr.errors import RequestError
 from famr.metrics.predictions import Predictions
 from made_up import measured, random_logits
-from test_shadows import tiny
 
 IMAGES, CLASSES = 300, 10
 TARGETS = torch.arange(IMAGES) % CLASSES
@@ -53,6 +53,18 @@ def test_models_trained_on_their_own_are_accepted(count: int) -> None:
 def test_an_under_trained_control_does_not_make_honest_references_look_like_copies() -> None:
     """It is far from all others, which must not become the scale."""
     check(HONEST[:2], never_saw=random_logits(IMAGES, CLASSES, seed=7, scale=3.0))
+
+
+def test_a_training_that_failed_does_not_make_the_others_look_like_copies() -> None:
+    """Next to a model that says one class for everything, all others are near their mean."""
+    failed = torch.zeros(IMAGES, CLASSES)
+    failed[:, 0] = 20.0
+    check([*HONEST[:4], failed])
+
+
+def test_copies_with_noise_are_found_beside_an_honest_model() -> None:
+    with pytest.raises(RequestError, match="copies of the unlearned one with noise"):
+        check([HONEST[0], *(noisy(UNLEARNED, seed, 0.4) for seed in range(4))])
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ FORGET, TEST = 120, 1000
 
 
 def confidences(count: int, mean: float, seed: int, own: int) -> Predictions:
-    """Two classes, of which the first is true; an image's hardness is shared by all models, a little is a model's own."""
+    """Two classes, of which the first is true; hardness is shared by all models, a little is a model's own."""
     hardness = torch.randn(count, generator=torch.Generator().manual_seed(seed))
     noise = 0.3 * torch.randn(count, generator=torch.Generator().manual_seed(1000 * own + seed))
     z = mean + hardness + noise

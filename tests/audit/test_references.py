@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_shadows import tiny
 
 import famr
 from famr.audit.measurements import ModelMeasurements
@@ -24,7 +25,6 @@ from famr.data import Data
 from famr.errors import RequestError
 from famr.runs.training_record import TrainingRecord, ids_digest
 from made_up import measured, right_for
-from test_shadows import tiny
 
 LABELS = torch.arange(100) % 5
 SAW = {"unlearned": "u", "original": "o"}

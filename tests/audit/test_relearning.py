@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -179,7 +180,7 @@ def test_accuracy_is_followed_over_at_least_a_hundred_steps_and_measured_often_w
     numbers = measured_steps(RELEARNING.steps)
     assert numbers[:11] == tuple(range(11))
     assert numbers[-1] == RELEARNING.steps
-    assert all(later - earlier <= max(1, earlier / 5) for earlier, later in zip(numbers, numbers[1:], strict=False))
+    assert all(later - earlier <= max(1, earlier / 5) for earlier, later in itertools.pairwise(numbers))
     assert replace(RELEARNING, every_step=True).measured == tuple(range(RELEARNING.steps + 1))
 
 

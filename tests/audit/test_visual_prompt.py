@@ -70,9 +70,9 @@ def test_bad_settings_unlabelled_images_and_divergence_are_errors(
 ) -> None:
     with pytest.raises(RequestError, match="`bound` must be above 0"):
         PromptConfig(bound=0.0)
+    unlabelled = famr.forget_only(without_three.forget.with_targets([-1] * len(without_three.forget)))
     with pytest.raises(RequestError, match="needs the classes"):
-        unlabelled = without_three.forget.with_targets([-1] * len(without_three.forget))
-        recover_by_prompt(original, famr.forget_only(unlabelled), QUICK, device="cpu")
+        recover_by_prompt(original, unlabelled, QUICK, device="cpu")
     ruined = original.copy()
     with torch.no_grad():
         head = ruined.module.head  # type: ignore[union-attr]
