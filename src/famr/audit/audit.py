@@ -167,8 +167,12 @@ def audit_methods(
     data = AuditData.draw(splits, settings.seed, pick_device(settings.device or "auto"))
     costs = Stopwatch(settings.on_part)
     with deterministic(settings.seed):
-        measured = measure_models(given.models, data, settings.style, settings.quick, costs)
-        require_own_predictions(measured, list(given.trained_alone), given.saw(unlearned))
+
+        def check(predicted: Mapping[str, ModelMeasurements]) -> None:
+            require_own_predictions(predicted, list(given.trained_alone), given.saw(unlearned))
+            given.facts(predicted, splits, given.saw(unlearned))
+
+        measured = measure_models(given.models, data, settings.style, settings.quick, costs, check)
         facts = given.facts(measured, splits, given.saw(unlearned))
         not_used = given.why_no_control(measured, facts)
         compared = _compare(measured, data, tuple(unlearned), shadows or {}, not_used is None, costs)
