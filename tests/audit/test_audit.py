@@ -287,8 +287,11 @@ def test_images_that_calibrated_the_method_may_not_be_scored(world: World, witho
         assert not any("calibrated" in each for each in found.obstacles)
 
 
-def test_copies_and_models_that_saw_the_forget_set_are_no_references(world: World, without_three: famr.Splits) -> None:
+def test_copies_and_models_that_saw_the_forget_set_are_refused_as_references_before_any_attack(
+    world: World, without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hidden = hidden_by_bias(world.original)
+    monkeypatch.delattr(measurements, "with_probes")
 
     def noisy(model: famr.Classifier, seed: int, scale: float = 0.02) -> famr.Classifier:
         changed, draws = model.copy(), torch.Generator().manual_seed(seed)
