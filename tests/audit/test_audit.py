@@ -224,24 +224,16 @@ def test_progress_counts_the_models_down(whole: dict[str, Audit], parts: list[Pa
 
 
 def test_verdicts_are_the_same_for_another_seed_and_whichever_retrained_model_comes_first(
-    world: World, cheap: None
+    whole: dict[str, Audit], world: World, cheap: None
 ) -> None:
     hidden, turned = hidden_by_bias(world.original), world.references[2:5] + world.references[:2]
-    first, second = world.quick(hidden), world.quick(hidden, retrained=turned, seed=1)
-    for model in ("unlearned", "original", "head only", "retrained"):
-        assert first.verdicts[model] == second.verdicts[model]
-    assert first.verdicts["unlearned"] == "fail"
-    assert [check.name for check in first.counted] == [check.name for check in second.counted]
+    found = world.quick(hidden, retrained=turned, seed=1)
+    assert found.verdicts["unlearned"] == "fail"
+    for model in ("original", "head only", "retrained"):
+        assert found.verdicts[model] == whole["retrained"].verdicts[model]
 
 
 # what keeps an audit from passing
-
-
-def test_a_quick_audit_cannot_pass(world: World, cheap: None) -> None:
-    found = world.quick(world.references[5].model)
-    assert found.verdicts["unlearned"] == "cannot tell"
-    assert found.obstacles == ("A quick audit leaves out the strongest attacks.",)
-    assert set(verdicts(found).values()) <= {"pass", "cannot tell"}
 
 
 def test_few_or_unshown_references_and_a_missing_original_cannot_pass(world: World, cheap: None) -> None:
@@ -254,13 +246,18 @@ def test_few_or_unshown_references_and_a_missing_original_cannot_pass(world: Wor
     assert "Without the original it is not known which gates have power." in obstacles
 
 
-def test_references_of_different_trainings_cannot_pass_an_audit(world: World, cheap: None) -> None:
+def test_a_quick_audit_and_one_against_references_of_different_trainings_cannot_pass(world: World, cheap: None) -> None:
     """Their spread would allow any model."""
     last = world.references[4]
     assert last.record is not None
     longer = Reference(last.model, replace(last.record, training={**last.record.training, "epochs": 99}))
-    found = world.quick(world.references[5].model, retrained=[*world.references[:4], longer])
-    assert "The retrained 4 model was trained unlike the retrained 0 one: epochs differ." in found.obstacles
+    found = world.quick(world.references[5].model, retrained=[*world.references[:4], longer], never_saw=None)
+    assert found.verdicts["unlearned"] == "cannot tell"
+    assert set(verdicts(found).values()) <= {"pass", "cannot tell"}
+    assert found.obstacles == (
+        "The retrained 4 model was trained unlike the retrained 0 one: epochs differ.",
+        "A quick audit leaves out the strongest attacks.",
+    )
 
 
 def test_a_never_saw_control_of_the_users_own_making_is_not_used(world: World, cheap: None) -> None:
