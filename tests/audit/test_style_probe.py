@@ -101,8 +101,9 @@ def test_the_audit_of_a_style_compares_with_models_that_never_saw_it(
         quick=True,
         device="cpu",
     )
-    gate = next(check for check in found.checks if check.name == "style_excess")
+    gate = next(check for check in found.checks if check.name == "style_gap")
     assert gate.verdicts == {"unlearned": "pass", "original": "fail", "retrained": "pass"}
+    assert gate.not_counted is None
     assert gate.figures["unlearned"].value == pytest.approx(0.0)
     read = {name: found.stated["style"][name]["balanced_accuracy"] for name in ("original", "retrained")}
     assert gate.figures["original"].value == pytest.approx(read["original"] - read["retrained"], abs=1e-6)

@@ -1,4 +1,4 @@
-"""The classifier two-sample test: it finds uniform predictions, and does not tell a twin apart."""
+"""The classifier two-sample test: it sees whole predictions, finds what a few features cannot, and no twin."""
 
 from __future__ import annotations
 
@@ -8,40 +8,86 @@ import pytest
 import torch
 from torch import Tensor
 
-from famr.audit.two_sample import prediction_features, two_sample_test
+from famr.audit import two_sample
+from famr.audit.two_sample import FEATURES, LOWEST, neighbour_order, prediction_features, two_sample_test
 from famr.errors import RequestError
+from made_up import random_logits
+
+IMAGES, CLASSES = 150, 10
+IN_ORDER = torch.arange(CLASSES).expand(IMAGES, CLASSES)
 
 
-def logits(rows: int, classes: int = 5, seed: int = 0, scale: float = 2.0) -> Tensor:
-    return scale * torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed))
+def test_features_are_entropy_margin_neighbour_mass_and_all_probabilities_in_two_orders() -> None:
+    z = torch.tensor([[3.0, 0.0, 1.0]])
+    log_p = torch.log_softmax(z, dim=-1)[0].tolist()
+    p = [math.exp(value) for value in log_p]
+    found = prediction_features(z, torch.tensor([[1, 2, 0]]))[0].tolist()
+    named = [-sum(x * math.log(x) for x in p), 2.0, p[2] + p[0]]
+    by_size, by_nearness = [log_p[0], log_p[2], log_p[1]], [log_p[1], log_p[2], log_p[0]]
+    assert found == pytest.approx([*named, *by_size, *by_nearness], rel=1e-5)
 
 
-def test_features_are_entropy_margin_and_neighbour_mass() -> None:
-    z = torch.tensor([[3.0, 1.0, 0.0]])
-    p = torch.softmax(z, dim=-1)[0].tolist()
-    expected = [-sum(x * math.log(x) for x in p), 2.0, p[1] + p[2]]
-    assert prediction_features(z, torch.tensor([1, 2]))[0].tolist() == pytest.approx(expected, rel=1e-5)
+def test_a_probability_of_nothing_is_a_finite_feature() -> None:
+    z = torch.tensor([[0.0, -math.inf, -1e30]])
+    found = prediction_features(z, torch.tensor([[0, 1, 2]]))
+    assert bool(torch.isfinite(found).all())
+    assert float(found.min()) == LOWEST
+
+
+def test_neighbours_are_those_of_the_class_on_average_and_the_own_class_comes_first() -> None:
+    z, targets = random_logits(60, 4, seed=3), torch.arange(60) % 3
+    for image, order in enumerate(neighbour_order(z, targets).tolist()):
+        label = int(targets[image])
+        alike = [
+            torch.softmax(z[i].index_fill(0, targets[i], -torch.inf), -1) for i in range(60) if targets[i] == label
+        ]
+        likely = (sum(alike) / len(alike)).tolist()  # type: ignore[union-attr]
+        slow = sorted((other for other in range(4) if other != label), key=lambda other: -likely[other])
+        assert order == [label, *slow]
 
 
 def test_uniform_predictions_are_told_apart_and_a_twin_is_not() -> None:
-    near = torch.tensor([0, 1])
-    retrained = [logits(150, 10, seed, scale=3.0) for seed in (1, 2)]
-    twin = logits(150, 10, seed=3, scale=3.0)
-    uniform = logits(150, 10, seed=4, scale=0.05)
-    assert two_sample_test(uniform, retrained, near).auc > 0.99
-    found = two_sample_test(twin, retrained, near)
+    retrained = [random_logits(IMAGES, CLASSES, seed, scale=3.0) for seed in (1, 2)]
+    twin = random_logits(IMAGES, CLASSES, seed=3, scale=3.0)
+    uniform = random_logits(IMAGES, CLASSES, seed=4, scale=0.05)
+    caught = two_sample_test(uniform, retrained, IN_ORDER)
+    assert caught.auc > 0.99
+    assert caught.by_feature["entropy"] > 0.99
+    found = two_sample_test(twin, retrained, IN_ORDER)
     assert found.low <= 0.5 <= found.high + 0.05
     assert 0.4 < found.auc < 0.6
-    assert two_sample_test(uniform, retrained, near).by_feature["entropy"] > 0.99
+
+
+def test_a_difference_that_entropy_margin_and_neighbour_mass_cannot_show_is_found() -> None:
+    """The two least likely classes change places: entropy, margin and neighbour mass are those of the same model."""
+
+    def predictions(seed: int) -> Tensor:
+        """Falling from class to class, the last two far below and far from each other."""
+        noise = 0.2 * random_logits(IMAGES, CLASSES, seed, scale=1.0)
+        return torch.tensor([0.0, 6.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.2, -4.0, -8.0]) + noise
+
+    retrained = [predictions(seed) for seed in (1, 2, 3)]
+    exchanged = predictions(4)[:, [*range(8), 9, 8]]
+    found = two_sample_test(exchanged, retrained, IN_ORDER)
+    assert max(found.by_feature.values()) < 0.6
+    assert tuple(found.by_feature) == FEATURES
+    assert found.low > 0.95
 
 
 def test_the_attack_does_not_memorise_single_images() -> None:
     """With an image in both training and test part, a copy of the retrained predictions would be told apart."""
-    retrained = [logits(100, 10, seed=1)]
-    found = two_sample_test(retrained[0].clone(), retrained, torch.tensor([0]))
+    retrained = [random_logits(100, CLASSES, seed=1)]
+    found = two_sample_test(retrained[0].clone(), retrained, IN_ORDER[:100])
     assert found.auc == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_same_seed_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_sample, "FOLDS", 2)
+    retrained, ours = [random_logits(25, CLASSES, seed=1)], random_logits(25, CLASSES, seed=2)
+    first, again, other = (two_sample_test(ours, retrained, IN_ORDER[:25], seed) for seed in (0, 0, 1))
+    assert first == again != other
 
 
 def test_too_few_images_are_refused() -> None:
     with pytest.raises(RequestError, match="at least 20 images, got 10"):
-        two_sample_test(logits(10), [logits(10, seed=1)], torch.tensor([0]))
+        two_sample_test(random_logits(10), [random_logits(10, seed=1)], torch.arange(5).expand(10, 5))

@@ -1,17 +1,60 @@
-"""Verdicts: intervals decide, thresholds are fixed beforehand, retrained models set what is allowed."""
+"""Verdicts: equivalence within a margin, a bound that noise does not loosen, and only gates that controls vouch for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 
 from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates import GATES, Gate
-from famr.audit.verdict import Audit, GateResult, overall, read_thresholds, verdict_of
+from famr.audit.gates.base import Kind
+from famr.audit.prediction_bound import upper_prediction_bound
+from famr.audit.verdict import (
+    FEWEST_REFERENCES,
+    Audit,
+    GateResult,
+    Verdict,
+    allowed_value,
+    head_only_escapes,
+    overall,
+    read_thresholds,
+    reason_not_to_count,
+    retrained_verdict,
+    stricter_thresholds,
+    verdict_of,
+)
 from famr.errors import RequestError
+
+
+def gate(threshold: float, kind: Kind = "forgetting") -> Gate:
+    return Gate("gap", "a gap", "A gap.", threshold, measure=lambda _models: Estimates({}), kind=kind)
+
+
+def judged(
+    threshold: float,
+    by_model: Mapping[str, Estimate],
+    among: Sequence[Estimate] = (),
+    *,
+    kind: Kind = "forgetting",
+    asked: float | None = None,
+) -> GateResult:
+    """The result of a gate with these estimates; `asked`: by a user's threshold."""
+    return GateResult.of(gate(threshold, kind), Estimates(by_model, among), threshold if asked is None else asked)
+
+
+def exactly(*values: float) -> list[Estimate]:
+    return [Estimate(value) for value in values]
+
+
+# one estimate
 
 
 @pytest.mark.parametrize(
@@ -27,42 +70,152 @@ from famr.errors import RequestError
     ],
 )
 def test_a_verdict_needs_the_whole_interval(estimate: Estimate, expected: str) -> None:
-    assert verdict_of(estimate, 0.05) == expected
+    assert verdict_of(estimate, threshold=0.05, allowed=0.05) == expected
 
 
-def judged(threshold: float, by_model: dict[str, Estimate], among: Sequence[Estimate] = ()) -> GateResult:
-    """The result of a gate with these estimates."""
-    estimates = Estimates(by_model, among)
-    gate = Gate("gap", "a gap", "A gap.", threshold, measure=lambda _models: estimates)
-    return GateResult.of(gate, estimates, threshold)
+def test_a_difference_that_a_retrained_model_may_show_is_no_failure_and_one_that_matters_not_is_none() -> None:
+    assert verdict_of(Estimate(0.2, 0.1, 0.25), threshold=0.05, allowed=0.3) == "pass"
+    assert verdict_of(Estimate(0.29, 0.2, 0.4), threshold=0.05, allowed=0.3) == "cannot tell"
+    assert verdict_of(Estimate(0.31, 0.2, 0.4), threshold=0.05, allowed=0.3) == "fail"
+    assert verdict_of(Estimate(0.31, 0.04, 0.4), threshold=0.05, allowed=0.3) == "cannot tell"
 
 
-def test_no_model_has_to_be_nearer_than_retrained_models_are_to_each_other() -> None:
-    estimates = {"unlearned": Estimate(0.28)}
-    assert judged(0.25, estimates).verdicts["unlearned"] == "fail"
-    wide = judged(0.25, estimates, [Estimate(0.2), Estimate(0.27, 0.24, 0.3)])
-    assert (wide.allowed, wide.threshold, wide.verdicts["unlearned"]) == (0.3, 0.25, "pass")
+# what is allowed
+
+
+def test_the_bound_is_exceeded_by_one_more_draw_as_often_as_it_says() -> None:
+    draws = torch.Generator().manual_seed(0)
+    for count in (5, 12):
+        sets = torch.randn(3000, count + 1, generator=draws).tolist()
+        above = statistics.fmean(more > upper_prediction_bound(values, 0.1) for *values, more in sets)
+        assert above == pytest.approx(0.1, abs=0.02)
+
+
+def test_the_bound_tightens_with_more_references_of_the_same_spread() -> None:
+    """The mean bound of the first edition, the largest upper end, only grew."""
+
+    def bound(count: int) -> float:
+        draws = torch.Generator().manual_seed(1)
+        sets = (0.1 + 0.02 * torch.randn(400, count, generator=draws)).tolist()
+        return statistics.fmean(allowed_value(0.0, exactly(*values), 0.01) for values in sets)
+
+    bounds = [bound(count) for count in (5, 8, 20, 50)]
+    assert bounds == sorted(bounds, reverse=True)
+    normal = 0.1 + 0.02 * 2.326  # of ever so many
+    assert bounds[0] > normal + 0.02
+    assert bounds[-1] == pytest.approx(normal, abs=0.005)
+
+
+def test_noise_in_the_estimates_of_references_does_not_loosen_a_gate() -> None:
+    """By the largest upper end of their intervals 0.9 would be allowed here."""
+    values = (0.10, 0.11, 0.12, 0.13, 0.14)
+    known, noisy = exactly(*values), [Estimate(value, 0.0, 0.9) for value in values]
+    assert allowed_value(0.05, noisy, 0.05) == allowed_value(0.05, known, 0.05) < 0.16
+    assert judged(0.05, {"unlearned": Estimate(0.4, 0.3, 0.5)}, noisy).verdicts["unlearned"] == "fail"
+
+
+def test_with_fewer_than_five_references_the_threshold_is_all_that_is_allowed() -> None:
+    far = exactly(0.5, 0.6, 0.7, 0.8)
+    assert len(far) < FEWEST_REFERENCES
+    assert allowed_value(0.05, far, 0.05) == 0.05
+    assert allowed_value(0.05, [*far, Estimate.not_available("no images")], 0.05) == 0.05
+    assert allowed_value(0.05, [*far, Estimate(0.9)], 0.05) > 0.9
+
+
+def test_the_farthest_reference_is_judged_by_the_others() -> None:
+    near = (0.10, 0.11, 0.12, 0.13)
+    assert retrained_verdict(exactly(*near, 0.9), 0.05, 0.05) == "fail"
+    assert retrained_verdict(exactly(*near, 0.14), 0.05, 0.05) == "pass"
+    assert retrained_verdict([Estimate.not_available("none")] * 5, 0.05, 0.05) == "cannot tell"
 
 
 def test_missing_estimates_of_retrained_models_leave_the_threshold_as_it_is() -> None:
-    near = Estimate(0.2, 0.1, 0.3)
-    together = judged(0.05, {"retrained": near}, [near, Estimate(0.1, 0.0, 0.2)])
-    assert (together.allowed, together.verdicts["retrained"]) == (0.3, "pass")
-    missing = judged(0.05, {"unlearned": near}, [Estimate.not_available("none")] * 2)
+    far = Estimate(0.2, 0.1, 0.3)
+    missing = judged(0.05, {"unlearned": far}, [Estimate.not_available("none")] * 5)
     assert (missing.allowed, missing.verdicts["unlearned"]) == (0.05, "fail")
 
 
-def test_an_undecided_gate_has_no_estimates() -> None:
-    result = judged(0.05, {"unlearned": Estimate(0.9), "original": Estimate(0.0)}, [Estimate(0.1)]).undecided("too few")
-    assert result.allowed == 0.05
-    assert set(result.verdicts.values()) == {"cannot tell"}
-    assert {estimate.why_not for estimate in result.figures.values()} == {"too few"}
+# which gates count
+
+GOOD: dict[str, Verdict] = {"unlearned": "pass", "original": "fail", "never saw": "pass", "retrained": "pass"}
 
 
-def test_the_costs_of_an_audit_are_recorded_and_not_compared() -> None:
-    first, second = (Audit((), {"seed": 0}, costs={"answers": seconds}) for seconds in (1.0, 2.0))
-    assert first == second
-    assert first.to_json()["costs"] == {"answers": 1.0}
+@pytest.mark.parametrize(
+    ("kind", "changed", "reason"),
+    [
+        ("forgetting", {}, None),
+        ("forgetting", {"original": "pass"}, "the original does not fail it here"),
+        ("forgetting", {"original": "cannot tell"}, "it cannot tell on the original here"),
+        ("forgetting", {"original": None}, "without the original it is not known whether it has power"),
+        ("forgetting", {"original": None, "unlearned": "fail"}, None),
+        ("forgetting", {"retrained": "fail"}, "retrained models fail it themselves"),
+        ("forgetting", {"retrained": "fail", "unlearned": "fail"}, "retrained models fail it themselves"),
+        ("depth", {"never saw": "fail"}, "trained for less long, fails it"),
+        ("depth", {"never saw": "fail", "unlearned": "fail"}, "trained for less long, fails it"),
+        ("depth", {"never saw": "cannot tell"}, None),
+        ("depth", {"never saw": None}, None),
+        ("utility", {"never saw": "fail", "original": "pass", "collapsed": "fail"}, None),
+        ("utility", {"original": "pass", "collapsed": "pass"}, "predicts one class does not fail it"),
+        ("utility", {"original": "pass"}, "predicts one class does not fail it"),
+        ("conversion", {}, "no control shows that it has power"),
+        ("conversion", {"unlearned": "fail"}, None),
+    ],
+)
+def test_a_gate_counts_where_its_controls_vouch_for_it(
+    kind: Kind, changed: dict[str, Verdict | None], reason: str | None
+) -> None:
+    verdicts = {name: verdict for name, verdict in {**GOOD, **changed}.items() if verdict is not None}
+    found = reason_not_to_count(kind, verdicts)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_the_verdict_rests_on_the_gates_that_count_and_names_the_others() -> None:
+    counts = judged(0.1, {"unlearned": Estimate(0.0), "original": Estimate(0.9), "retrained": Estimate(0.0)})
+    powerless = judged(0.1, {"unlearned": Estimate(0.0, 0.0, 0.5), "original": Estimate(0.0)})
+    length = judged(0.1, {"unlearned": Estimate(0.9), "original": Estimate(0.9), "never saw": Estimate(0.5)})
+    audit = Audit((counts, replace(powerless, name="other"), replace(length, name="epochs")), {})
+    assert audit.counted == (counts,)
+    assert audit.verdicts["unlearned"] == "pass"
+    record = json.loads(json.dumps(audit.to_json()))
+    assert [check["counts"] for check in record["checks"]] == [True, False, False]
+    assert record["sentence"] == "Passed: 1 of 1 gates with power pass. This is evidence, not proof."
+    assert record["checks"][1]["not_counted"] == "the original does not fail it here"
+    assert "measures the length of training" in record["checks"][2]["not_counted"]
+    assert Audit((powerless,), {}).verdicts["unlearned"] == "cannot tell"  # no gate has power: nothing is shown
+
+
+def test_a_stricter_threshold_cannot_take_a_gate_out_of_the_verdict() -> None:
+    """By a threshold of 0 the never-saw and the retrained models would fail the gate, and it would not count."""
+    among = exactly(0.01, 0.01, 0.01, 0.01, 0.04)
+    figures = {"unlearned": Estimate(0.4), "original": Estimate(0.9), "never saw": Estimate(0.049)}
+    figures["retrained"] = among[-1]
+    for asked in (0.05, 0.0):
+        found = judged(0.05, figures, among, asked=asked)
+        assert found.not_counted is None
+        assert found.verdicts == {"unlearned": "fail", "original": "fail", "never saw": "pass", "retrained": "pass"}
+    almost = {**figures, "unlearned": Estimate(0.045)}
+    assert judged(0.05, almost, asked=0.05).verdicts["unlearned"] == "pass"
+    assert judged(0.05, almost, asked=0.01).verdicts["unlearned"] == "fail"
+
+
+def test_an_edit_of_the_head_must_fail_a_depth_gate_that_counts() -> None:
+    caught = {"unlearned": Estimate(0.0), "original": Estimate(0.9), "head only": Estimate(0.8)}
+    assert head_only_escapes([judged(0.1, caught, kind="depth")]) is None
+    assert head_only_escapes([judged(0.1, {**caught, "head only": Estimate(0.0)}, kind="depth")]) is not None
+    assert head_only_escapes([judged(0.1, caught, kind="forgetting")]) is None  # none was tried
+    by_length = judged(0.1, {**caught, "never saw": Estimate(0.5)}, kind="depth")
+    assert by_length.verdicts["head only"] == "fail"
+    assert "gate on depth that counts" in str(head_only_escapes([by_length]))
+
+
+def test_an_obstacle_keeps_an_audit_from_passing_and_never_from_failing() -> None:
+    def audit(value: float) -> Audit:
+        check = judged(0.1, {"unlearned": Estimate(value), "original": Estimate(0.9)})
+        return Audit((check,), {}, obstacles=("There are 2 retrained models.",))
+
+    assert audit(0.0).verdicts == {"unlearned": "cannot tell", "original": "fail"}
+    assert audit(0.5).verdicts["unlearned"] == "fail"
+    assert audit(0.0).to_json()["sentence"].endswith("There are 2 retrained models.")
 
 
 def test_an_audit_fails_where_one_gate_fails_and_passes_where_all_pass() -> None:
@@ -74,16 +227,29 @@ def test_an_audit_fails_where_one_gate_fails_and_passes_where_all_pass() -> None
     assert overall(["pass"]) == "pass"
 
 
-def test_the_record_of_a_gate_has_the_fields_of_the_first_edition() -> None:
+# the record
+
+
+def test_an_undecided_gate_has_no_estimates() -> None:
+    result = judged(0.05, {"unlearned": Estimate(0.9), "original": Estimate(0.0)}, exactly(*[0.1] * 5))
+    undecided = result.undecided("too few")
+    assert (result.allowed, undecided.allowed) == (pytest.approx(0.1), 0.05)
+    assert set(undecided.verdicts.values()) == {"cannot tell"}
+    assert {estimate.why_not for estimate in undecided.figures.values()} == {"too few"}
+
+
+def test_the_costs_of_an_audit_are_recorded_and_not_compared() -> None:
+    first, second = (Audit((), {"seed": 0}, costs={"answers": seconds}) for seconds in (1.0, 2.0))
+    assert first == second
+    assert first.to_json()["costs"] == {"answers": 1.0}
+
+
+def test_the_record_of_a_gate_has_the_fields_of_the_first_edition_and_says_whether_it_counts() -> None:
     record = judged(0.1, {"unlearned": Estimate(0.0, 0.0, 0.5)}).to_json()
-    fields = ["name", "says", "threshold", "allowed", "needs_retrained", "figures", "verdicts"]
-    assert list(record) == fields
-    assert list(record["figures"]["unlearned"]) == ["value", "low", "high", "why_not"]
     first_edition = Path(__file__).parents[1] / "fixtures/first_edition/class/unlearning/audit.json"
-    old = json.loads(first_edition.read_text(encoding="utf-8"))
-    assert list(old["checks"][0]) == fields
-    assert {check["name"] for check in old["checks"]} <= set(GATES)
-    assert old["subject"]["thresholds"] == read_thresholds()
+    old = json.loads(first_edition.read_text(encoding="utf-8"))["checks"][0]
+    assert record.keys() == old.keys() | {"kind", "counts", "not_counted"}
+    assert list(record["figures"]["unlearned"]) == ["value", "low", "high", "why_not"]
 
 
 def test_every_gate_has_a_name_of_its_own_and_words_for_a_report() -> None:
@@ -91,6 +257,10 @@ def test_every_gate_has_a_name_of_its_own_and_words_for_a_report() -> None:
     for words in ("title", "description"):
         assert len({getattr(gate, words) for gate in GATES.values()}) == len(GATES)
     assert all(gate.description.endswith(".") and not gate.title.endswith(".") for gate in GATES.values())
+    assert {gate.kind for gate in GATES.values()} == set(get_args(Kind))
+
+
+# thresholds
 
 
 def test_thresholds_are_the_gates_own_or_those_of_a_file(tmp_path: Path) -> None:
@@ -103,3 +273,15 @@ def test_thresholds_are_the_gates_own_or_those_of_a_file(tmp_path: Path) -> None
     file.write_text('["no"]', encoding="utf-8")
     with pytest.raises(RequestError, match="cannot be read"):
         read_thresholds(file)
+
+
+@pytest.mark.parametrize("value", [0.66, 1.0, math.inf, math.nan, -0.1])
+def test_no_threshold_may_be_looser_than_the_gates_own(value: float) -> None:
+    with pytest.raises(RequestError, match=r"may be stricter than 0\.65, not looser"):
+        stricter_thresholds({"tell_tale_auc": value})
+    assert stricter_thresholds({"tell_tale_auc": 0.65}) == {"tell_tale_auc": 0.65}
+
+
+def test_a_threshold_of_an_unknown_gate_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(RequestError, match="Did you mean 'tell_tale_auc'"):
+        stricter_thresholds({"tell_tail_auc": 0.5})

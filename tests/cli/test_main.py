@@ -137,7 +137,7 @@ SUCCEEDING: dict[tuple[str, ...], tuple[object, ...]] = {
     ("request", "list"): ("-w", "{}/desk"),
     ("request", "show"): ("R-0001", "-w", "{}/desk"),
     ("request", "run"): ("R-0001", "-w", "{}/desk", "--method", "{}/method.json"),
-    ("request", "batch"): ("-w", "{}/desk"),
+    ("request", "batch"): ("-w", "{}/desk", "--method", "{}/method.json"),
     ("request", "check"): ("-w", "{}/desk"),
     ("bench", "methods"): (
         *("--data", DATA, "--start", ARCHITECTURE, *AS_OPTIONS, "--from-scratch", "--epochs", 1, "--batch-size", 8),

@@ -14,7 +14,7 @@ import pytest
 
 from famr._version import __version__
 from famr.errors import CheckpointError
-from famr.runs.audits import append_audit, read_audits
+from famr.runs.audits import append_audit, describe_audits, read_audits
 from famr.runs.folder import add_to_run
 from famr.storage.digests import COMPLETE, check_complete, file_digest, write_complete
 
@@ -189,3 +189,27 @@ def test_an_audit_of_the_first_edition_that_is_added_over_later_ones_is_noticed(
     add_to_run(folder, {"unlearning/audit.json": json.dumps(an_audit("pass"))})  # as the first edition wrote it
     with pytest.raises(CheckpointError, match="should be number 2"):
         read_audits(folder)
+
+
+def test_taking_away_the_last_audit_is_seen_by_the_seal_and_the_chain_alone_does_not_show_it(folder: Path) -> None:
+    """Who seals the folder again is caught by an earlier signature: tests/provenance/test_provenance.py."""
+    first = append_audit(folder, an_audit("pass"))
+    second = append_audit(folder, an_audit("fail"))
+    second.unlink()
+    (folder / "unlearning/audit.json").write_bytes(first.read_bytes())
+    assert [each.verdict for each in read_audits(folder)] == ["pass"]
+    with pytest.raises(CheckpointError):
+        check_complete(folder)
+    with pytest.raises(CheckpointError):
+        append_audit(folder, an_audit("pass"))
+
+
+def test_what_an_audit_does_not_say_is_none(folder: Path) -> None:
+    append_audit(folder, {"verdicts": ["pass"], "subject": None})
+    append_audit(folder, {"verdicts": {"original": "fail"}})
+    for audit in read_audits(folder):
+        assert (audit.verdict, dict(audit.subject), audit.references) == (None, {}, ())
+        assert not audit.is_of("ab")
+    assert describe_audits([each.verdict for each in read_audits(folder)]) == (
+        "2 audits: no verdict, no verdict (the latest)"
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from famr.audit.audit_data import AuditData, require_comparable
 from famr.audit.comparison import ComparedModels
 from famr.audit.controls import collapsed, head_only_edit, learned_enough
+from famr.audit.copies import require_own_models, require_own_predictions
 from famr.audit.costs import OnPart, Stopwatch
 from famr.audit.measurements import ModelMeasurements, measure_models
 from famr.audit.names import (
@@ -25,9 +26,9 @@ from famr.audit.references import (
     Reference,
     ReferenceFacts,
     reference_facts,
-    require_own_models,
-    require_own_predictions,
     retained_accuracy,
+    trained_unlike,
+    why_not_used,
 )
 from famr.audit.roc import RocSummary
 from famr.audit.shadow_attacks import shadow_figures, u_lira_by_kind
@@ -166,10 +167,16 @@ def audit_methods(
     data = AuditData.draw(splits, settings.seed, pick_device(settings.device or "auto"))
     costs = Stopwatch(settings.on_part)
     with deterministic(settings.seed):
-        measured = measure_models(given.models, data, settings.style, settings.quick, costs)
-        require_own_predictions(measured, list(given.trained_alone))
-        facts = given.facts(measured, splits)
-        compared = _compare(measured, data, tuple(unlearned), shadows or {}, costs)
+
+        def check(predicted: Mapping[str, ModelMeasurements]) -> None:
+            require_own_predictions(predicted, list(given.trained_alone), given.saw(unlearned))
+            given.facts(predicted, splits, given.saw(unlearned))
+
+        measured = measure_models(given.models, data, settings.style, settings.quick, costs, check)
+        facts = given.facts(measured, splits, given.saw(unlearned))
+        not_used = given.why_no_control(measured, facts)
+        compared = _compare(measured, data, tuple(unlearned), shadows or {}, not_used is None, costs)
+        unlike = trained_unlike(given.references, against.original)
         with costs("gates"):
             judged = judge(compared, limits)
         audits = {}
@@ -178,8 +185,9 @@ def audit_methods(
             alone = compared.alone(method)
             models = {UNLEARNED: given.models[method], **given.others(unlearned)}
             stated = _ungated(models, data, alone, own_shadows, settings.quick, costs)
-            stated["controls"] = _controls(alone, facts)
-            obstacles = [_too_few(facts), _not_shown(facts), *_left_out(against.original is not None, settings.quick)]
+            stated["controls"] = _controls(alone, facts, not_used)
+            obstacles = [_too_few(facts), _not_shown(facts), unlike]
+            obstacles += _left_out(against.original is not None, settings.quick)
             lines = notes(stated)
             if not data.enough:
                 lines.append(f"{len(splits.forget)} forget images are too few for a verdict.")
@@ -230,13 +238,38 @@ class _GivenModels:
         """All but the models under audit."""
         return {name: model for name, model in self.models.items() if name not in unlearned}
 
-    def facts(self, measured: Mapping[str, ModelMeasurements], splits: Splits) -> dict[str, ReferenceFacts]:
+    def saw(self, unlearned: Mapping[str, Classifier]) -> list[str]:
+        """Names of the models that saw the forget set: those under audit, and the original."""
+        return [*unlearned, *([ORIGINAL] if ORIGINAL in self.models else [])]
+
+    @property
+    def references(self) -> dict[str, Reference]:
+        """The retrained models, without the never-saw one."""
+        return {name: each for name, each in self.trained_alone.items() if is_reference(name)}
+
+    def facts(
+        self, measured: Mapping[str, ModelMeasurements], splits: Splits, saw: Sequence[str]
+    ) -> dict[str, ReferenceFacts]:
         """What shows that references and the never-saw model did not see the forget set."""
         original = measured.get(ORIGINAL)
+        digests = {name: self.digests[name] for name in saw}
         return {
-            name: reference_facts(each, name, measured[name], original, splits, self.digests)
+            name: reference_facts(each, name, measured[name], original, splits, self.digests[name], digests)
             for name, each in self.trained_alone.items()
         }
+
+    def why_no_control(
+        self, measured: Mapping[str, ModelMeasurements], facts: Mapping[str, ReferenceFacts]
+    ) -> str | None:
+        """Why the never-saw model is not used as a control; None where it is, or none was given."""
+        if NEVER_SAW not in self.trained_alone:
+            return None
+        if reason := why_not_used(self.trained_alone[NEVER_SAW], facts[NEVER_SAW], self.references):
+            return reason
+        accuracies = [retained_accuracy(measured[name]) for name in self.references]
+        if not learned_enough(retained_accuracy(measured[NEVER_SAW]), accuracies):
+            return "it does not know the retained classes well enough"
+        return None
 
     def digests_for(self, method: str) -> dict[str, Any]:
         """SHA-256 of the weights of the models of one audit."""
@@ -269,7 +302,7 @@ def _too_few(facts: Mapping[str, ReferenceFacts]) -> str | None:
 
 def _not_shown(facts: Mapping[str, ReferenceFacts]) -> str | None:
     """Which references are not shown to be any; None where all are."""
-    names = [name for name, each in facts.items() if each.not_shown]
+    names = [name for name, each in facts.items() if each.not_shown and is_reference(name)]
     if not names:
         return None
     reason = facts[names[0]].not_shown[0]
@@ -286,8 +319,8 @@ def _left_out(has_original: bool, quick: bool) -> list[str]:
     return sentences
 
 
-def _controls(compared: ComparedModels, facts: Mapping[str, ReferenceFacts]) -> dict[str, Any]:
-    """The controls, and what they are."""
+def _controls(compared: ComparedModels, facts: Mapping[str, ReferenceFacts], not_used: str | None) -> dict[str, Any]:
+    """The controls, what they are, and why the never-saw model is not used where it is not."""
     models: dict[str, Any] = {}
     for name in (ORIGINAL, HEAD_ONLY, COLLAPSED):
         if name in compared.audited:
@@ -295,7 +328,7 @@ def _controls(compared: ComparedModels, facts: Mapping[str, ReferenceFacts]) -> 
     if compared.references:
         models[RETRAINED] = {"models": len(compared.references)}
     if NEVER_SAW in facts:
-        models[NEVER_SAW] = {**facts[NEVER_SAW].to_json(), "used": NEVER_SAW in compared.audited}
+        models[NEVER_SAW] = {**facts[NEVER_SAW].to_json(), "used": not_used is None, "not_used": not_used}
     return {
         "needs_retrained": False,
         "says": "Models of which it is known what a gate has to say: original, head only and collapsed must fail, "
@@ -331,6 +364,7 @@ def _compare(
     data: AuditData,
     methods: tuple[str, ...],
     shadows: Mapping[str, ShadowLogits],
+    never_saw: bool,
     costs: Stopwatch,
 ) -> ComparedModels:
     """Everything that was measured on the models, side by side, with the controls that can be used."""
@@ -341,9 +375,7 @@ def _compare(
             u_lira |= {**by_kind, method: by_kind[UNLEARNED]}
     audited = {name: model for name, model in measured.items() if not is_reference(name)}
     references = [model for name, model in measured.items() if is_reference(name)]
-    if NEVER_SAW in audited:
-        accuracies = [retained_accuracy(each) for each in references]
-        if not learned_enough(retained_accuracy(audited[NEVER_SAW]), accuracies):
-            del audited[NEVER_SAW]  # stated as not used
+    if not never_saw:
+        audited.pop(NEVER_SAW, None)  # stated as not used
     compared = ComparedModels(data.splits, audited, references, data.seed, u_lira or None, methods)
     return compared.with_control(COLLAPSED, collapsed(compared.unlearned))

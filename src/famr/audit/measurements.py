@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -68,8 +68,17 @@ class ModelMeasurements:
     perturbed: PerturbedHits | None = None
 
 
+Check = Callable[[Mapping[str, ModelMeasurements]], None]
+"""Predictions of all models by name → an error where one must not be used."""
+
+
 def measure_models(
-    models: Mapping[str, Classifier], data: AuditData, style: StyleLayer | None, quick: bool, costs: Stopwatch
+    models: Mapping[str, Classifier],
+    data: AuditData,
+    style: StyleLayer | None,
+    quick: bool,
+    costs: Stopwatch,
+    check: Check | None = None,
 ) -> dict[str, ModelMeasurements]:
     """Evaluate and attack every model; attacks that train are run on at most `TRAINED_REFERENCES` references.
 
@@ -79,12 +88,16 @@ def measure_models(
         style: Where to read the forgotten style; None for other requests.
         quick: Leave out the attacks that train or change the model or the images.
         costs: Counts the seconds, and tells how many are left.
+        check: Called with the predictions of all models before the first attack; None: nothing is checked.
     """
     original = models.get(ORIGINAL)
     left_out = [name for name in models if is_reference(name)][TRAINED_REFERENCES:]
+    predicted = {name: measure_predictions(model, data, costs) for name, model in models.items()}
+    if check is not None:
+        check(predicted)
     measured = {}
     for name, model in models.items():
-        found = measure_model(model, data, original, style, costs)
+        found = with_probes(predicted[name], model, data, original, style, costs)
         if not quick and data.enough and name not in left_out:
             found = with_attacks(found, name, model, data, original, costs)
         measured[name] = found
@@ -154,16 +167,12 @@ def conversions_of(name: str) -> tuple[str, ...]:
     return tuple(each for each in CONVERSIONS if under_audit or each != "onnx")
 
 
-def measure_model(
-    model: Classifier, data: AuditData, original: Classifier | None, style: StyleLayer | None, costs: Stopwatch
-) -> ModelMeasurements:
-    """The predictions of one model, and the attacks that do not change it.
+def measure_predictions(model: Classifier, data: AuditData, costs: Stopwatch) -> ModelMeasurements:
+    """The predictions of one model, and the membership attack that takes nothing else.
 
     Args:
         model: The model.
         data: The images.
-        original: Whose head is transplanted; None where it was not given.
-        style: Where to read the forgotten style; None for other requests.
         costs: Counts the seconds.
     """
     splits, device = data.splits, data.device
@@ -172,18 +181,40 @@ def measure_model(
         forget_test = None if splits.forget_test is None else predict(model, splits.forget_test, device)
     with costs("membership"):
         non_members = non_member_share(forget, retain, test, data.seed)
+    return ModelMeasurements(forget, retain, test, forget_test, non_members)
+
+
+def with_probes(
+    measured: ModelMeasurements,
+    model: Classifier,
+    data: AuditData,
+    original: Classifier | None,
+    style: StyleLayer | None,
+    costs: Stopwatch,
+) -> ModelMeasurements:
+    """The same with what is read off the model's features and head.
+
+    Args:
+        measured: What was measured on the model.
+        model: The model; it is not changed.
+        data: The images.
+        original: Whose head is transplanted; None where it was not given.
+        style: Where to read the forgotten style; None for other requests.
+        costs: Counts the seconds.
+    """
+    device = str(data.device)
     recovery = style_hits = None
-    if data.enough and splits.forgets_classes():
+    if data.enough and data.splits.forgets_classes():
         with costs("depth"):
             few_shot = replace(FEW_SHOT, seed=data.seed)
             recovery = recover_classes(
-                model, data.attack_splits, original=original, layers=(), few_shot=few_shot, device=str(device)
+                model, data.attack_splits, original=original, layers=(), few_shot=few_shot, device=device
             )
     if data.enough and style is not None:
         with costs("style"):
             few_shot = replace(FEW_SHOT_STYLES, seed=data.seed)
-            style_hits = probe_style(model, data.attack_splits, style, few_shot=few_shot, device=str(device))
-    return ModelMeasurements(forget, retain, test, forget_test, non_members, recovery, style_hits)
+            style_hits = probe_style(model, data.attack_splits, style, few_shot=few_shot, device=device)
+    return replace(measured, recovery=recovery, style=style_hits)
 
 
 def non_member_share(forget: Predictions, retain: Predictions, test: Predictions, seed: int) -> Tensor:

@@ -122,6 +122,8 @@ def reason_not_to_count(kind: Kind, verdicts: Mapping[str, Verdict]) -> str | No
         return None if verdicts.get(COLLAPSED) == "fail" else "a model that predicts one class does not fail it here"
     if ORIGINAL not in verdicts:
         return "without the original it is not known whether it has power"
+    if verdicts[ORIGINAL] == "cannot tell":
+        return "it cannot tell on the original here"
     return None if verdicts[ORIGINAL] == "fail" else "the original does not fail it here"
 
 
@@ -153,6 +155,9 @@ class GateResult:
     def of(cls, gate: Gate, estimates: Estimates, threshold: float, level: float = FALSE_FAILS) -> GateResult:
         """Judge every model.
 
+        Controls that have to pass are judged by the gate's own threshold: a stricter one would make them fail, and the
+        gate that the model under audit fails would no longer count.
+
         Args:
             gate: The gate.
             estimates: What it measured.
@@ -160,11 +165,14 @@ class GateResult:
             level: The probability with which one more retrained model may fail it.
         """
         among = estimates.among_references
-        allowed = allowed_value(threshold, among, level)
+        allowed, own = (allowed_value(each, among, level) for each in (threshold, gate.threshold))
         figures = dict(estimates.by_model)
         verdicts = {model: verdict_of(estimate, threshold, allowed) for model, estimate in figures.items()}
+        for control in (NEVER_SAW, RETRAINED):
+            if control in figures:
+                verdicts[control] = verdict_of(figures[control], gate.threshold, own)
         if among:
-            verdicts[RETRAINED] = retrained_verdict(among, threshold, level)
+            verdicts[RETRAINED] = retrained_verdict(among, gate.threshold, level)
         return cls(gate.name, gate.description, gate.kind, threshold, allowed, gate.needs_retrained, figures, verdicts)
 
     @property
@@ -242,15 +250,17 @@ def overall(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def head_only_escapes(checks: Sequence[GateResult]) -> str | None:
-    """Why an edit of the head alone would not be noticed; None where a gate notices it, or none was tried.
+    """Why an edit of the head alone would not be noticed; None where a gate that counts notices it, or none was tried.
 
     Args:
         checks: The results of the gates.
     """
-    verdicts = [check.verdicts[HEAD_ONLY] for check in checks if check.kind == "depth" and HEAD_ONLY in check.verdicts]
-    if not verdicts or "fail" in verdicts:
+    tried = [check for check in checks if check.kind == "depth" and HEAD_ONLY in check.verdicts]
+    if not tried or any(check.verdicts[HEAD_ONLY] == "fail" and check.not_counted is None for check in tried):
         return None
-    return "An edit of the head alone fails no gate on depth: hiding would not be told from forgetting here."
+    return (
+        "An edit of the head alone fails no gate on depth that counts: hiding would not be told from forgetting here."
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from famr.audit.style_probe import StyleLayer
 from famr.audit.verdict import Audit, read_thresholds
 from famr.cli.opening import OpenedRun, load_retrained, open_run
 from famr.cli.options import AlwaysResumes, Device, ForgottenRun, MovedOptions, Quiet, Seed
-from famr.cli.printing import Result, print_audit, say
+from famr.cli.printing import Result, print_audit, say, say_note
 from famr.cli.shadow_models import ShadowTask, original_training, train_shadow_models
 from famr.data.calibration import NONE_SEEN
 from famr.errors import CheckpointError, GateError, RequestError
@@ -124,7 +124,7 @@ def _never_saw(
     try:
         setting = original_training(opened, Path(moved.original or opened.record["original"]["model"]), start)
     except (CheckpointError, RequestError) as error:
-        say(f"famr: note: no never-saw model is trained as a control: {error.what} {error.fix or ''}".rstrip())
+        say_note(f"no never-saw model is trained as a control: {error.what} {error.fix or ''}".rstrip())
         return None
     seed = NEVER_SAW_SEED
     trained = train_never_saw(setting.start, opened.splits.retain, setting.training, seed, device)

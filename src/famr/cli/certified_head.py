@@ -11,7 +11,7 @@ from famr.certificates.convex_head import RemovalSettings
 from famr.certificates.page import certificate_page
 from famr.cli.opening import DataSource
 from famr.cli.options import ComputeOptions, NewModelSource, OutputOptions, RequestOptions
-from famr.cli.printing import Result, say
+from famr.cli.printing import Result, say, say_note
 from famr.data.request import Request
 from famr.data.splits import split
 from famr.engine.devices import pick_device
@@ -111,7 +111,7 @@ def remove_from_certified(
     known = set(before.ids)
     ids = [id_ for id_ in splits.forget.ids if id_ in known]
     if missing := len(splits.forget) - len(ids):
-        say(f"famr: note: {missing} of {len(splits.forget)} images are not in the head; they were removed before")
+        say_note(f"{missing} of {len(splits.forget)} images are not in the head; they were removed before")
     if not ids:
         raise RequestError("None of these images is in the head.", where=str(run), fix="There is nothing to remove.")
     after = before.forget(request, ids)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from famr.cli.options import MovedOptions
-from famr.cli.printing import say
+from famr.cli.printing import say, say_note
 from famr.data import Data, Images, open_data
 from famr.data.calibration import (
     CalibrationSplit,
@@ -116,8 +116,8 @@ def divide(splits: Splits) -> CalibrationSplit:
     """
     divided = calibration_split_or_none_seen(splits)
     if splits.test is not None and divided.for_forgetting.test is None:
-        say(
-            f"famr: note: {len(splits.test)} held-out images are too few to set some aside for calibration; "
+        say_note(
+            f"{len(splits.test)} held-out images are too few to set some aside for calibration; "
             "the run sees none of them, and all are scored"
         )
     return divided
@@ -231,7 +231,7 @@ def find_original(given: str | None, record: Mapping[str, Any]) -> Classifier | 
     except CheckpointError:
         if given or Path(record["model"]).exists():
             raise
-        say(f"famr: note: the original is not at {record['model']}; name it with --original")
+        say_note(f"the original is not at {record['model']}; name it with --original")
         return None
     if model.digest() != record["weights_sha256"]:
         raise CheckpointError(
@@ -263,5 +263,5 @@ def load_retrained(spec: str, model: Classifier, request: Request) -> Classifier
     record = TrainingRecord.read(Path(spec))
     if record is not None and record.without != request:
         trained_on = "everything" if record.without is None else f"all but {record.without.describe()}"
-        say(f"famr: note: {spec} says that it was trained on {trained_on}; the request is {request.describe()}")
+        say_note(f"{spec} says that it was trained on {trained_on}; the request is {request.describe()}")
     return retrained

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from famr.cli.ranked import is_first_process
 from famr.metrics.tables import COLUMNS, NOT_AVAILABLE, in_percent
 from famr.report.escaping import visible
 
@@ -53,6 +54,16 @@ def say(text: str) -> None:
         text: Lines of plain text; characters that a terminal would act on are escaped.
     """
     print("\n".join(visible(line) for line in text.split("\n")), file=sys.stderr, flush=True)
+
+
+def say_note(text: str) -> None:
+    """Print a note that the user did not ask for; of several processes, only the first prints it.
+
+    Args:
+        text: Without "famr: note".
+    """
+    if is_first_process():
+        say(f"famr: note: {text}")
 
 
 def print_json(content: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from famr.cli.options import ByName, DataOptions, Device, Seed
-from famr.cli.printing import Result, say
+from famr.cli.printing import Result, say_note
 from famr.data.calibration import FEWEST, calibration_mask
 from famr.engine.devices import pick_device
 from famr.errors import RequestError
@@ -52,7 +52,7 @@ def sketch_command(
     if opened.test is not None:
         calibration = opened.test.where(calibration_mask(opened.test))
         if len(calibration) < FEWEST:
-            say(f"famr: note: {len(opened.test)} held-out images are too few to calibrate on; the sketch has none")
+            say_note(f"{len(opened.test)} held-out images are too few to calibrate on; the sketch has none")
         opened = replace(opened, test=calibration if len(calibration) >= FEWEST else None)
     sketch = take_sketch(loaded, opened, images=images, seed=seed, device=str(pick_device(device)))
     with atomic_file(target) as staging:
