@@ -26,7 +26,7 @@ from famr.audit.audit_data import AuditData
 from famr.audit.comparison import ComparedModels
 from famr.audit.controls import NEVER_SAW_EPOCHS, collapsed, head_only_edit
 from famr.audit.costs import Stopwatch
-from famr.audit.measurements import ModelMeasurements, measure_model, with_attacks
+from famr.audit.measurements import ModelMeasurements, measure_predictions, with_attacks, with_probes
 from famr.audit.names import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, UNLEARNED
 from famr.audit.verdict import Audit, judge, read_thresholds
 from famr.data.augmentation import Augmentation
@@ -130,7 +130,7 @@ def measured_one_by_one(
     with deterministic(data.seed):
         for name, model in models.items():
             role = ROLES.get(name, UNLEARNED)
-            found = measure_model(model, data, original, None, costs)
+            found = with_probes(measure_predictions(model, data, costs), model, data, original, None, costs)
             measured[name] = found if quick else with_attacks(found, role, model, data, original, costs)
             log(f"{name}: { ({part: round(seconds, 1) for part, seconds in costs.seconds.items()}) }")
     return measured

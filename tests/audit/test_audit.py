@@ -124,7 +124,7 @@ def test_a_retrained_model_passes_and_the_original_fails(whole: dict[str, Audit]
     assert passed.verdicts["unlearned"] == passed.verdicts["retrained"] == "pass"
     assert passed.verdicts["original"] == passed.verdicts["head only"] == passed.verdicts["collapsed"] == "fail"
     counted = {check.name for check in passed.counted}
-    assert {"forget_accuracy_gap", "js_to_retrained", "forgotten_rank_gap", "original_head_gap"} < counted
+    assert {"forget_accuracy_gap", "js_excess", "forgotten_rank_gap", "original_head_gap"} < counted
     assert {"visual_prompt_gap", "retained_tuning_rank_gap", "perturbed_gap", "retain_accuracy_gap"} < counted
     assert passed.to_json()["sentence"].startswith(f"Passed: {len(counted)} of {len(counted)} gates with power pass.")
 
@@ -134,7 +134,7 @@ def test_a_class_hidden_in_the_head_alone_is_caught_by_what_the_features_hold(wh
     found = verdicts(whole["retrained"], "head only")
     assert found["forget_accuracy"] == found["forgotten_rank_gap"] == "pass"
     failed = {name for name, verdict in found.items() if verdict == "fail"}
-    assert failed == {"best_bias_gap", "original_head_gap", "visual_prompt_gap"}
+    assert failed == {"best_bias_gap", "original_head_gap", "visual_prompt_gap", "tell_tale_auc"}
 
 
 def test_a_class_that_is_never_predicted_and_always_second_is_caught(whole: dict[str, Audit], world: World) -> None:
@@ -164,7 +164,7 @@ def test_the_four_controls_and_the_reasons_of_gates_that_do_not_count_are_in_eve
         assert (controls["never saw"]["used"], controls["never saw"]["not_used"]) == (True, None)
         assert record["stated"]["controls"]["models"] == controls
         reasons = {check["name"]: check["not_counted"] for check in record["checks"] if not check["counts"]}
-        assert "measures the length of training" in reasons["average_gap"]
+        assert "average_gap" not in reasons  # a never-saw model has another accuracy, and decides nothing there
         assert reasons["int8_comes_back"] == "no control shows that it has power"
         assert reasons["rmia_auc"] == "the original does not fail it here"
         assert reasons["relearning_gap"] == "it cannot tell on the original here"  # no curve comes back in time

@@ -146,16 +146,17 @@ def test_rule_5_a_collapsed_model_fails(without_three: famr.Splits) -> None:
 def test_rule_6_a_gate_counts_by_its_controls_and_an_honest_model_passes(without_three: famr.Splits) -> None:
     """A control that never saw the class and was trained for less long is less sure: that is no memory."""
     models = audited(without_three, model(70))
-    for gate in ("forget_accuracy_gap", "js_to_retrained", "forgotten_rank_gap", "forget_accuracy"):
+    for gate in ("forget_accuracy_gap", "forgotten_rank_gap", "forget_accuracy", "js_excess"):
         found = judge(gate, models)
         assert found.not_counted is None, gate
-        assert found.verdicts["unlearned"] == found.verdicts["never saw"] == "pass", gate
+        assert found.verdicts["unlearned"] == "pass", gate
+        assert found.verdicts["never saw"] == "pass" or found.kind == "likeness", gate
         assert found.verdicts["original"] == "fail", gate
     lost = audited(without_three, model(70))
     lost = replace(lost, audited={**lost.audited, "never saw": model(60, forgotten=0.0, spread=3.0)})
     assert "measures the length of training" in str(judge("forgotten_rank_gap", lost).not_counted)
     powerless = replace(lost, audited={**lost.audited, "original": model(51), "never saw": NEVER_SAW})
-    assert judge("js_to_retrained", powerless).not_counted == "the original does not fail it here"
+    assert judge("js_excess", powerless).not_counted == "the original does not fail it here"
 
 
 def test_rule_7_easy_non_members_are_refused(without_three: famr.Splits) -> None:
@@ -191,7 +192,7 @@ def test_rule_10_the_attacker_sees_whole_predictions_and_uniform_ones_are_caught
 def test_rule_11_doing_nothing_fails_whatever_it_is_called(without_three: famr.Splits) -> None:
     models = compared(without_three, {"does nothing": ORIGINAL, "original": ORIGINAL}, REFERENCES)
     models = replace(models, methods=("does nothing",)).alone("does nothing")
-    for gate in ("forget_accuracy_gap", "js_to_retrained", "forgotten_rank_gap", "forget_accuracy"):
+    for gate in ("forget_accuracy_gap", "js_excess", "forgotten_rank_gap", "forget_accuracy"):
         found = judge(gate, models)
         assert found.verdicts["unlearned"] == found.verdicts["original"] == "fail", gate
         assert found.figures["unlearned"] == found.figures["original"], gate
