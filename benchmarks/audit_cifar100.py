@@ -73,12 +73,12 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="a trial: so many images of eight classes, and a tiny network")
     arguments = parser.parse_args()
     data = open_parquet(arguments.data)
-    training, start = CIFAR100_TRAINING, vit_tiny(arguments.weights, data.labels)
+    training, start = replace(CIFAR100_TRAINING, compile=True), vit_tiny(arguments.weights, data.labels)
     names = drawn_classes(data.labels, CLASSES, CLASS_SEED)
     facts = cifar100_facts("audits-cifar100-vit_tiny", class_seed=CLASS_SEED)
     if arguments.images is not None:
         data = shortened(data, names, arguments.images)
-        training = replace(training, epochs=12, batch_size=32, learning_rate=2e-3)
+        training = replace(training, epochs=12, batch_size=32, learning_rate=2e-3, compile=None)
         start = small_vit(data.labels, **TRIAL_NETWORK)
         facts |= {"data": f"a trial with {arguments.images} images", "model": "a ViT of two blocks, at random"}
     facts |= {"training": asdict(training), "references": arguments.references, "shadows": arguments.shadows}
