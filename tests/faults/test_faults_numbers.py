@@ -15,8 +15,8 @@ from conftest import Outcome, alg1
 from famr.engine.finite import SHOWN, NotFiniteError, all_finite, name_bad_images
 from famr.errors import NumericsError
 from famr.models.classifier import Classifier
+from famr.runs.events import Step
 from famr.runs.resume import ResumeState
-from famr.unlearn.loop import Step
 from fault_table import fault, seen, told
 from small import QUICK, save_pictures, save_small, small_model
 

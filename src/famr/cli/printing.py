@@ -191,7 +191,7 @@ def progress(total_steps: int, title: str, quiet: bool) -> Iterator[Callable[[An
     Yields:
         The function to call with each step and each history row.
     """
-    from famr.unlearn.loop import Step
+    from famr.runs.events import Step
 
     if quiet:
         yield lambda _event: None

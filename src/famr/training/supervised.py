@@ -31,11 +31,11 @@ from famr.models.layers import blank_image, trainable
 from famr.optim.schedules import warmup_cosine
 from famr.optim.state import load_optimiser_tensors, optimiser_tensors
 from famr.runs.card import front_matter, loading, plain
+from famr.runs.events import Step
 from famr.runs.folder import environment, write_run
 from famr.runs.resume import ResumeState
 from famr.runs.training_record import ids_digest
 from famr.training.steps import GradientSteps
-from famr.unlearn.loop import Step
 
 COMPILE_FROM_STEPS = 5000
 """Compilation takes half a minute on a GPU and saves a few milliseconds a step: with fewer steps it does not pay."""

@@ -13,8 +13,9 @@ from famr.errors import NumericsError, RequestError
 from famr.losses.objective import l2_penalty
 from famr.metrics.predictions import Predictions
 from famr.metrics.scores import score
+from famr.runs.events import Step
 from famr.runs.resume import ResumeState
-from famr.unlearn.loop import Epoch, Step, minimise
+from famr.unlearn.loop import Epoch, minimise
 from famr.unlearn.objective import Measured
 from famr.unlearn.problem import Problem
 from famr.unlearn.progress import Progress

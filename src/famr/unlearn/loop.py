@@ -17,20 +17,8 @@ from torch import Tensor
 from famr.data.loaders import Batch, epoch_seed
 from famr.engine.finite import require_finite_steps
 from famr.optim import OPTIMISERS
+from famr.runs.events import Step
 from famr.unlearn.problem import Problem
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step was taken; a progress event.
-
-    Attributes:
-        epoch: The pass over the forget set, from 1.
-        step: Steps so far.
-    """
-
-    epoch: int
-    step: int
 
 
 @dataclass(frozen=True)
