@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from famr.engine.graphs import GraphedStep
+from famr.models.layers import trainable
 from famr.optim.schedules import set_learning_rate
 
 Loss = Callable[..., Tensor]
@@ -88,3 +89,22 @@ def _step(
     if after is not None:
         after()
     return values.detach()
+
+
+def adamw(module: nn.Module, rate: float, decay: float, device: torch.device) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; biases and normalisation do not decay.
+
+    Args:
+        module: The network.
+        rate: η.
+        decay: Weight decay of parameters with more than one dimension.
+        device: Of the parameters; on CUDA η is a tensor, so that a recorded step reads its new value.
+    """
+    parameters = trainable(module)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if device.type == "cuda":
+        return torch.optim.AdamW(groups, lr=torch.tensor(rate, device=device), fused=True, capturable=True)
+    return torch.optim.AdamW(groups, lr=rate, fused=device.type == "cpu")

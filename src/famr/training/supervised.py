@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from famr.data import Images
@@ -35,7 +35,7 @@ from famr.runs.events import Step
 from famr.runs.folder import environment, write_run
 from famr.runs.resume import ResumeState
 from famr.runs.training_record import ids_digest
-from famr.training.steps import GradientSteps
+from famr.training.steps import GradientSteps, adamw
 
 COMPILE_FROM_STEPS = 5000
 """Compilation takes half a minute on a GPU and saves a few milliseconds a step: with fewer steps it does not pay."""
@@ -349,7 +349,7 @@ class _Run:
         self._views = torch.Generator(device).manual_seed(seed)
         self.steps = GradientSteps(
             trainable(model.module),
-            _adamw(model.module, training, device),
+            adamw(model.module, training.learning_rate, training.weight_decay, device),
             lambda step: training.learning_rate * warmup_cosine(step, total, training.warmup_share),
             device,
             clip=training.gradient_clip,
@@ -405,16 +405,3 @@ class _Run:
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"])
-
-
-def _adamw(module: nn.Module, training: Training, device: torch.device) -> torch.optim.AdamW:
-    """AdamW that does not decay biases and normalisation."""
-    parameters = trainable(module)
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": training.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    if device.type == "cuda":
-        rate = torch.tensor(training.learning_rate, device=device)
-        return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=True)
-    return torch.optim.AdamW(groups, lr=training.learning_rate, fused=device.type == "cpu")
