@@ -131,7 +131,7 @@ def test_a_training_step_depends_on_its_tensors_alone(digits: Data, monkeypatch:
     steps: list[int] = []
     model, training = start(digits), famr.Training(epochs=2)
     plain = famr.fit(model, digits.train, training, device="cpu")
-    monkeypatch.setattr("famr.training.steps.GraphedStep", Buffered)
+    monkeypatch.setattr("famr.training.steps._replayed", Buffered)
     buffered = famr.fit(model, digits.train, training, device="cpu")
     assert len(steps) == plain.history[-1].step
     assert buffered.model.digest() == plain.model.digest()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from famr.errors import FamrError
     from famr.evaluation.evaluate import compare, evaluate
     from famr.models import Classifier, load_model, new_model
+    from famr.proxies.recipe import ProxyRecipe
     from famr.training import Training, fit
     from famr.unlearn.forget import forget
     from famr.unlearn.history import Monitor
@@ -40,6 +41,7 @@ _HOME = {
     "Classifier": "models",
     "FamrError": "errors",
     "Preprocessing": "data.transforms",
+    "ProxyRecipe": "proxies.recipe",
     "Request": "data.request",
     "Sketch": "unlearn.sketch",
     "Splits": "data.splits",
@@ -66,6 +68,7 @@ __all__ = [
     "FamrError",
     "Monitor",
     "Preprocessing",
+    "ProxyRecipe",
     "Request",
     "Sketch",
     "Splits",

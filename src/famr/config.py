@@ -15,6 +15,7 @@ from famr.optim import OPTIMISERS
 from famr.targets import TARGETS
 
 Auto = Literal["auto"]
+Effort = Literal["auto", "quick", "thorough"]
 
 CHOICES: dict[str, Mapping[str, type]] = {"target": TARGETS, "anchor": ANCHORS, "optimiser": OPTIMISERS}
 """Fields of `FAMR` that name one of a mapping's entries, or "auto"."""
@@ -28,7 +29,9 @@ class FAMR:
     paper's algorithm with the paper's numbers.
 
     Attributes:
-        target: What to predict on the forget set. See `famr.targets`.
+        effort: Where the target comes from. `quick`: the original's own predictions, in seconds; `thorough`: a proxy
+            that never saw the forget set, from a sketch or trained now. auto: thorough where that takes minutes.
+        target: What to predict on the forget set. See `famr.targets`. auto: by the effort and the request.
         temperature: τ of the masked and the tempered target. None: entropy-matched to held-out images.
         overshoot: κ of the reference target: how much further than the target to aim. A short run stops before it
             arrives. None: 0.2 for samples, else 0.
@@ -62,6 +65,7 @@ class FAMR:
             fp32.
     """
 
+    effort: Effort = "auto"
     target: str | Auto = "auto"
     temperature: float | None = None
     overshoot: float | None = None
@@ -90,6 +94,7 @@ class FAMR:
         """Alg. 1 to the letter: uniform target, ℓ₂ anchor, plain SGD on the batch sum, η = 1e-4, λ = 0.1, 10 epochs
         [FAMR, Sec. 4]."""
         return cls(
+            effort="quick",
             target="uniform",
             overshoot=0.0,
             demotion=0.0,
@@ -120,6 +125,7 @@ class FAMR:
             value = getattr(self, name)
             may_be_open = name in ("epochs", "function_images") and value is None
             self._require(may_be_open or (isinstance(value, int) and value >= 1), name, "a whole number, at least 1")
+        self._require(self.effort in get_args(Effort), "effort", ", ".join(get_args(Effort)))
         self._require(self.reduction in get_args(Reduction), "reduction", "sum or mean")
         self._require(self.precision in (None, *get_args(Precision)), "precision", "fp32, bf16 or None")
         self._require(self.forgets_style or self.alpha != 0, "alpha", "above 0 where beta is 0: nothing is left")
@@ -179,6 +185,7 @@ class ResolvedFAMR:
     `balance_beta`, and the strength of the anchors where `search`; until then the last two hold a starting value.
 
     Attributes:
+        effort: Either `thorough`, where the target reads the predictions of a proxy, or `quick`.
         target: Name in `TARGETS`.
         temperature: τ; None for a target that has none, and before calibration.
         overshoot: κ.
@@ -205,6 +212,7 @@ class ResolvedFAMR:
         search: Whether the strength of the anchors is chosen within the budget.
     """
 
+    effort: Effort
     target: str
     temperature: float | None
     overshoot: float
@@ -271,7 +279,7 @@ class ResolvedFAMR:
         Raises:
             RequestError: A name is unknown, or a value is missing or of the wrong kind.
         """
-        method = FAMR.from_json(values)
+        method = FAMR.from_json({"effort": "quick", **values})  # the first edition knew no other
         known = {**method.to_json(), "function_images": method.function_images or 0}
         known["function_strength"], known["beta"] = method.function_strength or 0.0, method.beta or 0.0
         open_ = [name for name, value in known.items() if value == "auto" or (value is None and name not in OPTIONAL)]

@@ -27,10 +27,10 @@ from famr.audit.shadow_logits import ShadowLogits, train_shadow_logits
 from famr.audit.shadows import Method, Setting
 from famr.audit.verdict import Audit, GateResult, read_thresholds
 from famr.cli.opening import OpenedRun
-from famr.cli.shadow_models import original_training, recorded_training
 from famr.data import Data, Images
 from famr.errors import CheckpointError, RequestError
 from famr.metrics.predictions import Predictions
+from famr.training.recorded import original_training, recorded_training
 
 OVERFIT = famr.Training(epochs=30, batch_size=32, learning_rate=1e-2, weight_decay=0.0, augmentation=None)
 
@@ -316,9 +316,9 @@ def test_what_training_started_from_is_found_out_or_has_to_be_named(digits: Data
         splits = famr.forget_only(digits.train)
         return OpenedRun(original, original, splits.request, splits, splits, {})
 
-    known = original_training(opened_with(0, tmp_path / "known"), tmp_path / "known", None)
+    known = original_training(opened_with(0, tmp_path / "known").model, tmp_path / "known")
     assert known.start(0).digest() != known.start(1).digest()
     other = opened_with(1, tmp_path / "other")
     with pytest.raises(RequestError, match="does not say what the original's training started from"):
-        original_training(other, tmp_path / "other", None)
-    assert original_training(other, tmp_path / "other", "scratch").training.epochs == 1
+        original_training(other.model, tmp_path / "other")
+    assert original_training(other.model, tmp_path / "other", "scratch").training.epochs == 1

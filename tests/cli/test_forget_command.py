@@ -219,7 +219,7 @@ def method_of(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> C
 
     tasks: list[command.ForgetTask] = []
 
-    def run_forget(task: command.ForgetTask, _ranks: object) -> tuple[Scores, str]:
+    def run_forget(task: command.ForgetTask, _ranks: object) -> Scores:
         tasks.append(task)
         raise RequestError("not run")
 

@@ -90,7 +90,7 @@ def certify(
         if value < 1:
             raise RequestError(f"`{name}` must be at least 1, got {value!r}.", where="famr.certify")
     require_same_labels(result.model, splits)
-    inputs = RunInputs.of(result.original, splits, None, style_target, None, sketch)
+    inputs = replace(RunInputs.of(result.original, splits, None, style_target, None, sketch), proxy=result.proxy)
     chosen, begin = pick_device(device or "auto"), on_part or _ignore
     with _name_memory_errors(chosen), deterministic(result.seed):
         begin("the objective of the run")

@@ -18,7 +18,7 @@ from famr.audit.verdict import Audit, read_thresholds
 from famr.cli.opening import OpenedRun, load_retrained, open_run
 from famr.cli.options import AlwaysResumes, Device, ForgottenRun, MovedOptions, Quiet, Seed
 from famr.cli.printing import Result, print_audit, say, say_note
-from famr.cli.shadow_models import ShadowTask, original_training, train_shadow_models
+from famr.cli.shadow_models import ShadowTask, train_shadow_models, training_of
 from famr.data.calibration import NONE_SEEN
 from famr.errors import CheckpointError, GateError, RequestError
 from famr.models import Classifier
@@ -122,7 +122,7 @@ def _never_saw(
     if quick or opened.original is None or opened.splits.retain is None:
         return None
     try:
-        setting = original_training(opened, Path(moved.original or opened.record["original"]["model"]), start)
+        setting = training_of(opened, moved.original, start)
     except (CheckpointError, RequestError) as error:
         say_note(f"no never-saw model is trained as a control: {error.what} {error.fix or ''}".rstrip())
         return None

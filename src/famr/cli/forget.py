@@ -39,8 +39,6 @@ from famr.models import load_model
 from famr.runs.folder import earlier_runs
 from famr.unlearn.forget import forget
 from famr.unlearn.history import Monitor
-from famr.unlearn.inputs import RunInputs
-from famr.unlearn.resolve import resolve
 from famr.unlearn.sketch import Sketch
 
 
@@ -166,14 +164,12 @@ def forget_command(
         return remove_from_certified(Path(model.model), source, request.request(), output, run.device)
     task = ForgetTask(model, source, request.request(), settings(method, paper, request.style), output, options, run)
     with process_group(processes, shard=shard, device=run.device) as ranks:
-        scores, why = run_forget(task, ranks)
+        scores = run_forget(task, ranks)
     if not ranks.first:
         return None
 
     def show() -> None:
         print_scores(scores, f"{output.output_dir}")
-        if why:
-            say(f"picked: {why}")
         say(f"written to {output.output_dir}")
 
     return Result(scores.to_json(), show)
@@ -196,7 +192,7 @@ def settings(given: Given, paper: bool, style: str | None) -> FAMR:
     return FAMR.from_json({**start.to_json(), **given})
 
 
-def run_forget(task: ForgetTask, ranks: Ranks = ALONE) -> tuple[Scores, str]:
+def run_forget(task: ForgetTask, ranks: Ranks = ALONE) -> Scores:
     """Forget, evaluate, write the run folder; nothing is written unless all of it went well.
 
     Args:
@@ -204,7 +200,7 @@ def run_forget(task: ForgetTask, ranks: Ranks = ALONE) -> tuple[Scores, str]:
         ranks: The processes that share it; only the first writes.
 
     Returns:
-        The scores, and one line that says which settings were picked, and why.
+        The scores.
 
     Raises:
         GateError: The run forgets next to nothing or destroys the model.
@@ -220,11 +216,9 @@ def run_forget(task: ForgetTask, ranks: Ranks = ALONE) -> tuple[Scores, str]:
         retrained = load_retrained(options.retrained, original, task.request) if options.retrained else None
         style_target = open_style_target(options.style_target)
         sketch = None if options.sketch is None else Sketch.load(options.sketch)
-        available = RunInputs.of(original, seen, None, style_target, None, sketch).available()
-        steps = resolve(task.method, available, engine)[0].epochs * available.steps(task.method.batch_size)
         state = resume_state(task.output.output_dir, run.resume, ranks)
     title = f"forgetting {task.request.describe()}"
-    with note_on_resuming(state, ranks), progress(steps, title, run.quiet or not ranks.first) as on_event:
+    with note_on_resuming(state, ranks), progress(None, title, run.quiet or not ranks.first) as on_event:
         result = forget(
             original,
             seen,
@@ -252,4 +246,4 @@ def run_forget(task: ForgetTask, ranks: Ranks = ALONE) -> tuple[Scores, str]:
                 overwrite=task.output.overwrite,
             )
             state.discard()
-    return scores, result.why
+    return scores

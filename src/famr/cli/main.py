@@ -20,7 +20,7 @@ COMMANDS = {
     "demo": "Train, forget a class, retrain without it, and compare, on embedded data.",
     "train": "Train or fine-tune a classifier.",
     "forget": "Make a model forget a class, samples, a concept or a style.",
-    "sketch": "Take from the training data what anchors need; a later `forget --sketch` needs none of it.",
+    "sketch": "Take from the training data what targets and anchors need; a later `forget --sketch` needs none of it.",
     "evaluate": "Evaluate a finished run again: the five metrics, and the gaps to a retrained model.",
     "certify": "Certify a run: claims with bounds and assumptions, written into the run folder.",
     "audit": "Audit a run with attacks; exit code 7 where a gate fails.",

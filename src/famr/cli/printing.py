@@ -180,18 +180,18 @@ def _table(title: str) -> Table:
 
 
 @contextmanager
-def progress(total_steps: int, title: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
+def progress(total_steps: int | None, title: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """Show the events of a run on standard error: a bar on a terminal, elsewhere a line for each epoch.
 
     Args:
-        total_steps: Steps of the whole run.
+        total_steps: Steps of the whole run; None: its `Plan` says how many.
         title: Beside the bar.
         quiet: Show nothing.
 
     Yields:
-        The function to call with each step and each history row.
+        The function to call with each event.
     """
-    from famr.runs.events import Step
+    from famr.runs.events import Plan, ProxyStep, Step
 
     if quiet:
         yield lambda _event: None
@@ -199,7 +199,11 @@ def progress(total_steps: int, title: str, quiet: bool) -> Iterator[Callable[[An
     if not sys.stderr.isatty():
 
         def print_row(event: Any) -> None:
-            if not isinstance(event, Step):
+            if isinstance(event, Plan):
+                say_plan(event)
+            elif isinstance(event, ProxyStep) and event.step in (1, event.steps):
+                say(f"{title}: {'training a proxy' if event.step == 1 else 'the proxy is trained'}")
+            elif not isinstance(event, (Step, ProxyStep)):
                 say(f"{title}: epoch {event.epoch}: {epoch_metrics(event)}")
 
         yield print_row
@@ -214,13 +218,30 @@ def progress(total_steps: int, title: str, quiet: bool) -> Iterator[Callable[[An
         task = bar.add_task(escape(visible(title)), total=total_steps, metrics="")
 
         def update(event: Any) -> None:
-            if isinstance(event, Step):
-                bar.update(task, completed=event.step)
+            nonlocal total_steps
+            if isinstance(event, Plan):
+                say_plan(event)
+                total_steps = event.steps
+                bar.update(task, total=total_steps)
+            elif isinstance(event, ProxyStep):
+                bar.update(task, completed=event.step, total=event.steps, metrics="training a proxy")
+            elif isinstance(event, Step):
+                bar.update(task, completed=event.step, total=total_steps)
             else:
                 bar.update(task, metrics=epoch_metrics(event))
 
         yield update
         bar.update(task, completed=total_steps)
+
+
+def say_plan(plan: Any) -> None:
+    """Print which settings a run picked, why, and what they cost, before it starts.
+
+    Args:
+        plan: A `Plan`.
+    """
+    if plan.why:
+        say(f"picked: {plan.why}")
 
 
 def epoch_metrics(row: Any) -> str:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from famr.audit.shadow_logits import ShadowLogits, train_shadow_logits
 from famr.audit.shadows import Method, Setting, ShadowDone
@@ -15,17 +12,12 @@ from famr.cli.opening import OpenedRun, open_style_target
 from famr.cli.printing import say
 from famr.config import FAMR
 from famr.data import Images
-from famr.data.augmentation import Augmentation
 from famr.errors import CheckpointError, RequestError
-from famr.models import Classifier, new_model
-from famr.runs.training_record import TrainingRecord
+from famr.models import Classifier
 from famr.storage.digests import COMPLETE
-from famr.training import Training
+from famr.training.recorded import OriginalTraining, original_training
 from famr.unlearn.forget import forget
 from famr.unlearn.history import Monitor
-
-SCRATCH = "scratch"
-"""Training starts from random weights."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +26,7 @@ class ShadowTask:
 
     Attributes:
         count: How many in all.
-        start: What their training starts from: `SCRATCH`, or a checkpoint; None: see `original_training`.
+        start: What their training starts from: `scratch`, or a checkpoint; None: as recorded.
         cache: Folder that keeps them.
         original: Where the original is now; None: where the record says.
         seed: Of the first.
@@ -67,7 +59,7 @@ def train_shadow_models(opened: OpenedRun, task: ShadowTask) -> ShadowLogits:
     folder = task.cache.resolve()
     if sealed := next((parent for parent in (folder, *folder.parents) if (parent / COMPLETE).is_file()), None):
         raise RequestError("The cache lies inside a finished run.", where=str(sealed), fix="Name a folder outside.")
-    setting = original_training(opened, Path(task.original or opened.record["original"]["model"]), task.start)
+    setting = training_of(opened, task.original, task.start)
 
     def on_shadow(done: ShadowDone) -> None:
         if not task.quiet:
@@ -85,76 +77,21 @@ def train_shadow_models(opened: OpenedRun, task: ShadowTask) -> ShadowLogits:
     )
 
 
-def recorded_training(original: Path) -> Training:
-    """The settings of the training that a run folder records.
-
-    Args:
-        original: The folder that `famr train` wrote.
-
-    Raises:
-        CheckpointError: It has no readable record.
-    """
-    try:
-        settings = json.loads((original / "training/run.json").read_text(encoding="utf-8"))["training"]
-        augmentation = None if settings["augmentation"] is None else Augmentation(**settings["augmentation"])
-        return Training(**{**settings, "augmentation": augmentation})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            "There is no readable record of how the original was trained.",
-            where=str(original / "training/run.json"),
-            fix="Shadow models take an original that `famr train` wrote; without --shadows the audit needs no record.",
-        ) from error
-
-
-@dataclass(frozen=True, eq=False)
-class OriginalTraining:
-    """How the original was trained, so that others can be trained alike.
-
-    Attributes:
-        training: The settings.
-        start: The model that each training starts from, by its seed.
-    """
-
-    training: Training
-    start: Callable[[int], Classifier]
-
-
-def original_training(opened: OpenedRun, original: Path, start: str | None) -> OriginalTraining:
+def training_of(opened: OpenedRun, moved: str | None, start: str | None) -> OriginalTraining:
     """How the original of a run was trained.
 
     Args:
         opened: The run.
-        original: The folder of the original.
-        start: As in `ShadowTask`; None: found out, where it was random weights and the record has their digest.
+        moved: Where the original is now; None: where the record says.
+        start: As in `ShadowTask`.
 
     Raises:
         CheckpointError: The original is missing, or has no readable record.
-        RequestError: Its start cannot be found out.
+        RequestError: Its start cannot be found.
     """
     if opened.original is None:
         raise CheckpointError("Models are trained as the original was, and it is not there.", fix="--original")
-    return OriginalTraining(recorded_training(original), _start(opened.original, original, start))
-
-
-def _start(original: Classifier, folder: Path, start: str | None) -> Callable[[int], Classifier]:
-    """The model that each training starts from, by its seed."""
-    labels = original.labels or ()
-
-    def random_weights(seed: int) -> Classifier:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return replace(original, module=original.architecture.build(len(labels)))
-
-    if start is None:
-        record = TrainingRecord.read(folder)
-        if record is not None and record.start_sha256 == random_weights(record.seed).digest():
-            return random_weights
-        raise RequestError(
-            "The record does not say what the original's training started from.",
-            where="--shadow-start",
-            fix=f"--shadow-start {SCRATCH} for random weights, or the checkpoint that was fine-tuned.",
-        )
-    return random_weights if start == SCRATCH else lambda seed: new_model(start, labels, seed=seed)
+    return original_training(opened.original, Path(moved or opened.record["original"]["model"]), start)
 
 
 def _method(opened: OpenedRun, device: str) -> Method:

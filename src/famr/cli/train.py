@@ -20,15 +20,16 @@ from famr.cli.options import (
 )
 from famr.cli.printing import Result, progress, say
 from famr.cli.resuming import note_on_resuming, resume_state
+from famr.cli.sketch import SketchTask, require_free_sketch, sketch_file, write_sketch
 from famr.data.request import Request
 from famr.data.splits import split
 from famr.engine.devices import pick_device
 from famr.engine.inference import accuracy_on_images
-from famr.errors import DataError
-from famr.models import new_model
+from famr.errors import DataError, RequestError
+from famr.models import load_model, new_model
 from famr.training import Training, fit
 
-NETWORK_ONLY = {*(each.name for each in fields(Training)), "augment", "resume"}
+NETWORK_ONLY = {*(each.name for each in fields(Training)), "augment", "resume", "sketch"}
 """Flags without effect on a certified head."""
 HEAD_ONLY = {each.name for each in fields(HeadOptions)}
 """Flags without effect on anything else."""
@@ -78,6 +79,7 @@ def train_command(
     output: OutputOptions,
     training: Annotated[Training, Fields(Training, skip=("augmentation",))],
     augment: bool = True,
+    sketch: Annotated[bool, typer.Option("--sketch")] = False,
     certified_head: Annotated[bool, typer.Option("--certified-head")] = False,
     head: HeadOptions,
     run: ComputeOptions,
@@ -95,6 +97,7 @@ def train_command(
         output: The folder to write.
         training: Settings of the training.
         augment: Random crops, and mirror images where the data allows.
+        sketch: Take a sketch too, as `famr sketch` does, beside the folder.
         certified_head: Train only a linear head, for (ε, δ) removal.
         head: Settings of a certified head.
         run: Seed, device, whether to resume.
@@ -106,11 +109,26 @@ def train_command(
     require_used(context, lambda name: name not in HEAD_ONLY, network, "Give --certified-head, or leave it out.")
     if not augment:
         training = replace(training, augmentation=None)
+    if sketch and without.request() is not None:
+        raise RequestError(
+            "A sketch is of a model that was trained on everything.",
+            where="--sketch beside --without-…",
+            fix="Leave one out.",
+        )
+    if sketch:
+        require_free_sketch(sketch_file(output.output_dir), output.overwrite)
     report = run_train(model, data, output, without, training, run)
+    if sketch:
+        trained, source = load_model(str(output.output_dir)), data.source().open()
+        task = SketchTask(sketch_file(output.output_dir), seed=run.seed, device=run.device, quiet=run.quiet)
+        write_sketch(trained, source, task)
+        report = {**report, "sketch": str(task.target)}
 
     def show() -> None:
         print(f"test accuracy {100 * report['test_accuracy']:.1f} % on {report['test_count']} images")
         say(f"written to {output.output_dir}")
+        if sketch:
+            say(f"sketch: {report['sketch']}")
 
     return Result(report, show)
 
@@ -173,6 +191,7 @@ def run_train(
         data=source.to_json(),
         without=request,
         left_out=None if splits is None else splits.forget,
+        start={**model.to_json(), "from_scratch": model.from_scratch},
         overwrite=output.overwrite,
     )
     state.discard()

@@ -24,15 +24,22 @@ class EarlierRequest:
         request: What it named.
         classes: Names of the classes that were forgotten as a whole.
         drift: ‖θ − θ₀‖ of that run.
+        original_sha256: Digest of the weights that it started from; None where that was not recorded.
     """
 
     request: Request
     classes: tuple[str, ...]
     drift: float
+    original_sha256: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As stored in run.json."""
-        return {"request": self.request.to_json(), "classes": list(self.classes), "drift": self.drift}
+        return {
+            "request": self.request.to_json(),
+            "classes": list(self.classes),
+            "drift": self.drift,
+            "original_sha256": self.original_sha256,
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EarlierRequest:
@@ -41,7 +48,8 @@ class EarlierRequest:
         Args:
             values: What `to_json` returned.
         """
-        return cls(Request.from_json(values["request"]), tuple(values["classes"]), values["drift"])
+        request = Request.from_json(values["request"])
+        return cls(request, tuple(values["classes"]), values["drift"], values.get("original_sha256"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,6 +169,20 @@ def save_weights(module: nn.Module, path: Path) -> None:
     apply_umask(path)
 
 
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as safetensors.
+
+    Args:
+        tensors: By name.
+        path: Of the file.
+    """
+    from safetensors.torch import save_file
+
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}  # unshared
+    save_file(copies, str(path))
+    apply_umask(path)
+
+
 def apply_umask(path: Path) -> None:
     """Give a file of safetensors, which writes it with mode 0600, the permissions of any other new file.
 
@@ -189,8 +203,20 @@ def state_digest(module: nn.Module) -> str:
     Returns:
         The digest in hexadecimal.
     """
+    return tensors_digest(module.state_dict())
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the name, type, shape and bytes of every tensor, sorted by name.
+
+    Args:
+        tensors: By name.
+
+    Returns:
+        The digest in hexadecimal.
+    """
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

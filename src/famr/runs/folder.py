@@ -9,11 +9,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from famr._version import __version__
 from famr.data.request import Request
 from famr.data.splits import EarlierRequest
 from famr.errors import CheckpointError, RequestError, StorageError
 from famr.models import Classifier
+from famr.models.weights import save_tensors
 from famr.storage.digests import COMPLETE, check_complete, seal, seal_without
 from famr.storage.leftovers import sweep_inside
 from famr.storage.locks import locked
@@ -92,6 +95,7 @@ def write_run(
     history: Iterable[Mapping[str, Any]],
     files: Mapping[str, Mapping[str, Any] | None],
     card: str,
+    tensors: Mapping[str, Mapping[str, Tensor] | None] | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write a run folder, whole or not at all.
@@ -104,6 +108,7 @@ def write_run(
         history: Rows of history.jsonl.
         files: Further JSON files of the section by name; None leaves one out.
         card: README.md.
+        tensors: Safetensors files of the section by name; None leaves one out.
         overwrite: Replace a folder that famr wrote.
 
     Returns:
@@ -118,6 +123,9 @@ def write_run(
         for name, content in files.items():
             if content is not None:
                 write_json(folder / section / name, content)
+        for name, content in (tensors or {}).items():
+            if content is not None:
+                save_tensors(content, folder / section / name)
         write_lines(folder / section / "history.jsonl", history)
         write_json(folder / section / "run.json", with_portable_paths(run, target))
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -174,7 +182,8 @@ def earlier_runs(folder: Path) -> tuple[EarlierRequest, ...]:
     request, run = read_unlearning(folder)
     try:
         before = [EarlierRequest.from_json(values) for values in run.get("earlier", [])]
-        return (*before, EarlierRequest(request, tuple(run.get("classes", [])), float(run["drift"])))
+        digest = (run.get("original") or {}).get("weights_sha256")
+        return (*before, EarlierRequest(request, tuple(run.get("classes", [])), float(run["drift"]), digest))
     except (ValueError, KeyError, TypeError, AttributeError, RequestError) as error:
         raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
 

@@ -14,6 +14,7 @@ from typing import Any
 from famr.data.request import Request
 from famr.errors import CheckpointError, RequestError
 from famr.storage.digests import bytes_digest
+from famr.storage.portable_paths import with_local_paths
 
 RECORD = "training/run.json"
 
@@ -44,6 +45,7 @@ class TrainingRecord:
         left_out_count: Number of images that were left out.
         left_out_sha256: Their `ids_digest`.
         start_sha256: Of the weights that it started from.
+        start: How these are opened, as `famr.new_model` takes them; None where the record does not say.
     """
 
     without: Request | None
@@ -55,6 +57,7 @@ class TrainingRecord:
     left_out_count: int | None = None
     left_out_sha256: str | None = None
     start_sha256: str | None = None
+    start: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> TrainingRecord | None:
@@ -67,9 +70,11 @@ class TrainingRecord:
             CheckpointError: The record is damaged.
         """
         try:
-            content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            written = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            content = with_local_paths(written, folder)
             images = content.get("images") or {}
-            left_out = images.get("left_out") or {}
+            left_out, start = images.get("left_out") or {}, content.get("start") or {}
+            lost = start.get("weights") != (written.get("start") or {}).get("weights") and not start.get("weights")
             return cls(
                 None if content["without"] is None else Request.from_json(content["without"]),
                 content["weights_sha256"],
@@ -79,7 +84,8 @@ class TrainingRecord:
                 content["training"],
                 left_out.get("count"),
                 left_out.get("sha256"),
-                (content.get("start") or {}).get("weights_sha256"),
+                start.get("weights_sha256"),
+                start if isinstance(start.get("model"), str) and not lost else None,
             )
         except (FileNotFoundError, NotADirectoryError):
             return None

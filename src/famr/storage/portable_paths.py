@@ -20,7 +20,11 @@ from typing import Any
 
 RUN = "{run}/"
 ELSEWHERE = "{elsewhere}/"
-PATH_FIELDS = {"original": ("model", "weights"), "data": ("spec", "root", "style_target")}
+PATH_FIELDS = {
+    "original": ("model", "weights"),
+    "start": ("model", "weights"),
+    "data": ("spec", "root", "style_target"),
+}
 """The fields of a run.json that may hold a path."""
 PATH_KINDS = ("folder", "parquet")
 """Kinds of a `kind:path` whose second part is always a path."""

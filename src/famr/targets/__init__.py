@@ -10,14 +10,15 @@ help text of `--target`.
 
 from __future__ import annotations
 
-from famr.targets.base import HeldOutStatistics, Target, TargetInputs
+from famr.targets.base import HeldOutStatistics, ProxyPredictions, Target, TargetInputs
 from famr.targets.masked import MaskedTarget
 from famr.targets.probe import ProbeTarget
+from famr.targets.proxy import ProxyTarget
 from famr.targets.reference import ReferenceTarget
 from famr.targets.tempered import TemperedTarget
 from famr.targets.uniform import UniformTarget
 
-__all__ = ["TARGETS", "HeldOutStatistics", "Target", "TargetInputs"]
+__all__ = ["TARGETS", "HeldOutStatistics", "ProxyPredictions", "Target", "TargetInputs"]
 
 TARGETS: dict[str, type[Target]] = {
     "uniform": UniformTarget,
@@ -25,4 +26,5 @@ TARGETS: dict[str, type[Target]] = {
     "reference": ReferenceTarget,
     "tempered": TemperedTarget,
     "probe": ProbeTarget,
+    "proxy": ProxyTarget,
 }

@@ -52,6 +52,21 @@ class HeldOutStatistics:
 
 
 @dataclass(frozen=True, eq=False)
+class ProxyPredictions:
+    """What models that never saw the forget images predict on them.
+
+    Attributes:
+        logits: Each row by a proxy that never saw the image, (images, classes).
+        known: The classes that this proxy was trained on, (images, classes).
+        temperature: τ that makes up for its short training, (images,).
+    """
+
+    logits: Tensor
+    known: Tensor
+    temperature: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class TargetInputs:
     """Everything that a target may read. Predictions are computed when a target first reads them.
 
@@ -66,6 +81,7 @@ class TargetInputs:
         forgets_classes: Whether the request names whole classes and nothing else.
         temperature: τ as given by the user; None: to be calibrated.
         overshoot: κ: how much further than the target to aim.
+        proxy: Predictions of proxies; None where the target needs none.
     """
 
     session: Session
@@ -78,6 +94,7 @@ class TargetInputs:
     forgets_classes: bool
     temperature: float | None
     overshoot: float
+    proxy: ProxyPredictions | None = None
 
     @cached_property
     def forget(self) -> Predictions:
@@ -139,6 +156,7 @@ class Target(ABC):
         has_temperature: Whether the target takes a temperature; where the user gives none, `build` chooses it.
         default_demotion: γ where the user gives none, for a target of classes that are forgotten whole; None for a
             target that takes no demotion.
+        needs_proxy: Whether it reads the predictions of proxies.
     """
 
     probabilities: Tensor
@@ -146,6 +164,7 @@ class Target(ABC):
 
     has_temperature: ClassVar[bool] = False
     default_demotion: ClassVar[float | None] = None
+    needs_proxy: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from famr.engine.graphs import GraphedStep
 from famr.models.layers import trainable
 from famr.optim.schedules import set_learning_rate
 
@@ -45,7 +44,7 @@ class GradientSteps:
     ) -> None:
         self.parameters, self.optimiser, self.taken = parameters, optimiser, 0
         self._rate, self._device, self._clip, self._after, self._warmup = rate, device, clip, after, warmup
-        self._graphed: dict[Loss, GraphedStep] = {}
+        self._steps: dict[Loss, Callable[[Sequence[Tensor]], Tensor]] = {}
 
     @property
     def rate(self) -> float:
@@ -63,13 +62,22 @@ class GradientSteps:
             What the loss returned before the update, without a graph.
         """
         set_learning_rate(self.optimiser, self.rate)
-        if loss not in self._graphed:
+        if loss not in self._steps:
             # a function of the module, not a method: a bound one would keep the recordings in a reference cycle
             step = partial(_step, loss, self.parameters, self.optimiser, self._clip, self._after)
-            self._graphed[loss] = GraphedStep(step, self._device, self._warmup)
-        values = self._graphed[loss](tensors)
+            self._steps[loss] = _replayed(step, self._device, self._warmup)
+        values = self._steps[loss](tensors)
         self.taken += 1
         return values
+
+
+def _replayed(step: Callable[..., Tensor], device: torch.device, warmup: int) -> Callable[[Sequence[Tensor]], Tensor]:
+    """A step that is recorded and replayed on CUDA; elsewhere it is simply called."""
+    if device.type != "cuda":
+        return lambda tensors: step(*tensors)
+    from famr.engine.graphs import GraphedStep
+
+    return GraphedStep(step, device, warmup)
 
 
 def _step(

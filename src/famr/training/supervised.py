@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from famr.data.augmentation import Augmentation, augment
 from famr.data.loaders import Batch, epoch_seed, training_batches
 from famr.data.request import Request
 from famr.data.transforms import Preprocessing
-from famr.engine.bf16 import Bf16Network
 from famr.engine.devices import Precision, autocast, deterministic, pick_device
 from famr.engine.finite import name_bad_images, require_finite_steps
 from famr.errors import RequestError
@@ -164,6 +162,7 @@ class Trained:
         data: Mapping[str, Any] | None = None,
         without: Request | None = None,
         left_out: Images | None = None,
+        start: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> Path:
         """Write a run folder that loads in the model's own library.
@@ -174,6 +173,8 @@ class Trained:
             data: How the data was opened.
             without: The request whose images were left out of the training data.
             left_out: Those images.
+            start: How the model that training started from is opened, as `famr.new_model` takes it, so that others can
+                be trained alike; None: it is not recorded.
             overwrite: Replace a folder that famr wrote.
 
         Returns:
@@ -181,6 +182,7 @@ class Trained:
         """
         run = {
             **self.to_json(),
+            "start": {**(start or {}), "weights_sha256": self.start_sha256},
             "without": None if without is None else without.to_json(),
             "images": {
                 "count": self.images_count,
@@ -299,7 +301,7 @@ class TrainingLoss:
         network: The module, compiled or in half precision.
         preprocessing: Of the model.
         training: The settings.
-        precision: Of the forward pass.
+        precision: Of the forward pass under autocast; fp32 for a network that rounds by itself.
         device: Of the images.
     """
 
@@ -317,8 +319,7 @@ class TrainingLoss:
             labels: Classes.
         """
         normalised = self.preprocessing.normalise(images)
-        rounded = isinstance(self.network, Bf16Network)
-        with nullcontext() if rounded else autocast(self.device, self.precision):
+        with autocast(self.device, self.precision):
             logits = logits_of(self.network(normalised)).float()
         loss = F.cross_entropy(logits, labels, label_smoothing=self.training.label_smoothing)
         hits = (logits.detach().argmax(dim=-1) == labels).float().mean()
@@ -344,7 +345,9 @@ class _Run:
         compiled = pays if training.compile is None else training.compile
         network: Callable[[Tensor], Any] = torch.compile(model.module) if compiled else model.module
         if precision == "bf16" and not compiled:
-            network = Bf16Network(model.module, blank_image(model, 2))
+            from famr.engine.bf16 import Bf16Network
+
+            network, precision = Bf16Network(model.module, blank_image(model, 2)), "fp32"
         self._loss = TrainingLoss(network, model.require_preprocessing(), training, precision, device)
         self._views = torch.Generator(device).manual_seed(seed)
         self.steps = GradientSteps(

@@ -17,10 +17,13 @@ from famr.engine.devices import deterministic
 from famr.engine.finite import name_bad_images
 from famr.engine.pick import pick_engine
 from famr.models import Classifier
+from famr.proxies.recipe import ProxyRecipe
+from famr.runs.events import Plan
 from famr.unlearn.history import Monitor
 from famr.unlearn.inputs import RunInputs
 from famr.unlearn.problem import build_problem
 from famr.unlearn.progress import Progress
+from famr.unlearn.proxy import with_proxy
 from famr.unlearn.resolve import resolve
 from famr.unlearn.result import Unlearned
 from famr.unlearn.sketch import Sketch
@@ -36,6 +39,7 @@ def forget(
     style_target: Source | None = None,
     anchor_images: Source | None = None,
     sketch: Sketch | None = None,
+    recipe: ProxyRecipe | None = None,
     seed: int = 0,
     device: str | None = None,
     engine: Engine | None = None,
@@ -52,6 +56,7 @@ def forget(
         style_target: Images of a neutral style; None: the retained images.
         anchor_images: Images for anchors that need some; None: the retained images.
         sketch: Statistics of the training data that targets and anchors can use in its place; None: none.
+        recipe: How the model was trained, for a proxy that is trained alike; None: as its folder records.
         seed: Seed of every random draw.
         device: Name of the device; None: that of a network on a GPU, else the best available.
         engine: Engine that computes the run; None: the fastest for the device.
@@ -69,12 +74,15 @@ def forget(
     original = model if isinstance(model, Classifier) else Classifier(model)
     engine = engine or pick_engine(device, next(original.module.parameters()).device)
     with engine.fail_together():  # an error in one process is an error in all
-        inputs = RunInputs.of(original, splits, forget, style_target, anchor_images, sketch)
+        inputs = RunInputs.of(original, splits, forget, style_target, anchor_images, sketch, recipe)
         config, why = resolve(method or FAMR(), inputs.available(), engine)
         identity = partial(_identity, original, inputs, config, seed, engine)
         progress = Progress.open(monitor.resume_state, inputs.forget_ids, identity)
     settings = {"the method": config.to_json(), "the seed": seed, "the unfinished run": progress.facts()}
     engine.agree(lambda: inputs.facts(original, settings))
+    if monitor.on_event is not None:
+        monitor.on_event(Plan(why, config.epochs * inputs.available().steps(config.batch_size)))
+    inputs, proxy_seconds = with_proxy(original, inputs, config, engine, seed, progress, monitor.on_event)
     with engine.session(original, config.precision, inputs.step_size(config)) as session:
         start = time.perf_counter()
         with (
@@ -84,7 +92,7 @@ def forget(
         ):
             trials = Trials(problem, inputs, monitor, progress, seed)
             outcomes, (history, config) = trials.run()
-        seconds = time.perf_counter() - start - trials.clock.seconds
+        seconds = proxy_seconds + time.perf_counter() - start - trials.clock.seconds
         unlearned = session.export()
     return Unlearned(
         model=unlearned,
@@ -102,6 +110,8 @@ def forget(
         sharded=engine.sharded,
         seconds_of_all=None if progress.resumed else seconds,
         calibration=inputs.calibration,
+        proxy=inputs.proxy,
+        proxy_source=inputs.proxy_source,
     )
 
 

@@ -13,7 +13,7 @@ from famr.errors import NumericsError, RequestError
 from famr.losses.objective import l2_penalty
 from famr.metrics.predictions import Predictions
 from famr.metrics.scores import score
-from famr.runs.events import Step
+from famr.runs.events import Plan, ProxyStep, Step
 from famr.runs.resume import ResumeState
 from famr.unlearn.loop import Epoch, minimise
 from famr.unlearn.objective import Measured
@@ -59,7 +59,7 @@ class HistoryRow:
     seconds: float
 
 
-Event = Step | HistoryRow
+Event = Plan | ProxyStep | Step | HistoryRow
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Monitor:
         rows: About so many epochs are evaluated, the first and the last among them; 1: only the last.
         gates: Whether a run that forgot next to nothing or destroyed the model is a GateError. A search for the
             strength that finds none within the budget always is.
-        on_event: Called with each `Step` and each `HistoryRow`.
+        on_event: Called with the `Plan` of the run, then with each `ProxyStep`, each `Step` and each `HistoryRow`.
         resume_state: Saves the state of the run, and resumes it where an earlier process left a state; None: neither.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -21,6 +21,9 @@ from famr.engine.base import Session
 from famr.errors import RequestError
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
+from famr.proxies.cost import ProxyPlan, plan_proxy
+from famr.proxies.recipe import ProxyRecipe, recorded_recipe
+from famr.targets import ProxyPredictions
 from famr.unlearn.sketch import Sketch
 
 CALIBRATION_IMAGES = 2000
@@ -44,6 +47,8 @@ class Available:
         steps_per_epoch: Batches of a user's own loader; None for stored images.
         classes: Number of classes with retained images; 0 where it is not known.
         fewest: Retained images of the smallest of these classes.
+        proxy: Where predictions of a proxy come from, and at what cost; None: there can be none.
+        no_proxy: Why there can be none.
     """
 
     kind: Kind
@@ -54,6 +59,8 @@ class Available:
     steps_per_epoch: int | None = None
     classes: int = 0
     fewest: int = 0
+    proxy: ProxyPlan | None = None
+    no_proxy: str = ""
 
     def steps(self, batch_size: int) -> int:
         """Steps of one pass over the forget set.
@@ -74,6 +81,10 @@ class RunInputs:
         style_target: Images of a neutral style; None: the retained images.
         anchor_images: Images for anchors that need some; None: the retained images.
         sketch: Statistics of the training data, taken earlier.
+        recipe: How a proxy is trained; None: there is nothing to train one on.
+        proxy: Predictions of proxies on the forget set, once they are known.
+        proxy_plan: Where they come from, and at what cost; None: from nowhere.
+        no_proxy: Why there can be none.
     """
 
     splits: Splits | None
@@ -81,6 +92,10 @@ class RunInputs:
     style_target: Source | None = None
     anchor_images: Source | None = None
     sketch: Sketch | None = None
+    recipe: ProxyRecipe | None = None
+    proxy: ProxyPredictions | None = None
+    proxy_plan: ProxyPlan | None = None
+    no_proxy: str = "a loader's images have no retained images beside them"
 
     @classmethod
     def of(
@@ -91,6 +106,7 @@ class RunInputs:
         style_target: Source | None = None,
         anchor_images: Source | None = None,
         sketch: Sketch | None = None,
+        recipe: ProxyRecipe | None = None,
     ) -> RunInputs:
         """Check the arguments of `forget`. Loaders are read once, and their batches kept.
 
@@ -101,6 +117,7 @@ class RunInputs:
             style_target: See the attributes.
             anchor_images: See the attributes.
             sketch: See the attributes.
+            recipe: How proxies of the model are trained; None: as its folder records.
 
         Raises:
             RequestError: Both or neither of `splits` and `loader` are given, or a loader yields something else.
@@ -118,9 +135,32 @@ class RunInputs:
         if splits is not None:
             require_same_labels(original, splits)
         if sketch is not None:
-            sketch.check(original)
+            sketch.check(original, splits.earlier if splits is not None else ())
         batches = None if loader is None else tuple(checked_pairs(loader))
-        return cls(splits, batches, _read_once(style_target), _read_once(anchor_images), sketch)
+        inputs = cls(splits, batches, _read_once(style_target), _read_once(anchor_images), sketch)
+        return inputs if splits is None else inputs._with_plan(original, splits, recipe)
+
+    def _with_plan(self, original: Classifier, splits: Splits, recipe: ProxyRecipe | None) -> RunInputs:
+        """With where predictions of a proxy can come from."""
+        proxies = None if self.sketch is None else self.sketch.proxies
+        if proxies is not None and self.kind != "style" and splits.forget.labelled:
+            plan = ProxyPlan(f"{len(proxies)} proxies of the sketch", 0.0, 0.0, proxies.late_share)
+            return replace(self, proxy_plan=plan)
+        if splits.retain is None or not splits.retain.labelled or not splits.forget.labelled:
+            why = "there are no labelled retained images" if self.sketch is None else "the sketch has none for it"
+            return replace(self, no_proxy=f"a proxy cannot be had: {why}")
+        recipe = recipe or recorded_recipe(original)
+        return replace(self, recipe=recipe, proxy_plan=plan_proxy(original, recipe, len(splits.retain)))
+
+    @property
+    def proxy_source(self) -> dict[str, Any] | None:
+        """Where the predictions of proxies come from, as run.json says it; None without them."""
+        if self.proxy is None:
+            return None
+        if self.recipe is not None:
+            return {"trained": "for this run", **self.recipe.to_json()}
+        proxies = None if self.sketch is None else self.sketch.proxies
+        return None if proxies is None else {"trained": "for the sketch", "proxies": len(proxies), **proxies.recipe}
 
     @property
     def calibration(self) -> str | None:
@@ -136,7 +176,8 @@ class RunInputs:
             assert self.loader is not None
             count = sum(len(images) for images, _ in self.loader)
             given, sketched = self.anchor_images is not None, self.sketch is not None
-            return Available("images", given, False, sketched, count, steps_per_epoch=len(self.loader))
+            steps = len(self.loader)
+            return Available("images", given, False, sketched, count, steps_per_epoch=steps, no_proxy=self.no_proxy)
         splits, counts = self.splits, {}
         if splits.retain is not None and splits.retain.labelled:
             counts = splits.retain.class_counts()
@@ -148,6 +189,8 @@ class RunInputs:
             forget_images=len(splits.forget),
             classes=len(counts),
             fewest=min(counts.values(), default=0),
+            proxy=self.proxy_plan,
+            no_proxy=self.no_proxy,
         )
 
     @property

@@ -144,6 +144,7 @@ def _target(
         forgets_classes=inputs.forgets_classes,
         temperature=config.temperature,
         overshoot=config.overshoot,
+        proxy=inputs.proxy,
     )
     return TARGETS[config.target].build(target_inputs)
 

@@ -6,12 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from famr.errors import RequestError
 from famr.runs.resume import ResumeState, State
+from famr.targets import ProxyPredictions
 from famr.unlearn.loop import Epoch
 
 if TYPE_CHECKING:
     from famr.unlearn.history import HistoryRow
+
+PROXY = "proxy."
+"""Before the names of the tensors of a proxy's predictions."""
 
 
 @dataclass
@@ -23,12 +29,14 @@ class Progress:
         state: State of the unfinished trial that an earlier process left.
         trials: Outcomes of the finished trials, as plain values.
         resumed: Whether an earlier process left a state.
+        kept: Tensors that are part of every state: the predictions of proxies.
     """
 
     store: ResumeState | None = None
     state: State | None = None
     trials: list[dict[str, Any]] = field(default_factory=list)
     resumed: bool = False
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -49,7 +57,11 @@ class Progress:
         if forget_ids is None:
             raise RequestError("Only a run on named images can be resumed.", where="resume_state", fix="Give splits.")
         state = store.begin(forget=list(forget_ids), **facts())
-        return cls(store) if state is None else cls(store, state, [*state.facts["trials"]], resumed=True)
+        if state is None:
+            return cls(store)
+        kept = {name: tensor for name, tensor in state.tensors.items() if name.startswith(PROXY)}
+        begun = state if state.facts["epoch"] is not None else None  # only the proxy was trained
+        return cls(store, begun, [*state.facts["trials"]], resumed=True, kept=kept)
 
     def facts(self) -> dict[str, Any] | None:
         """The state that an earlier process left, without tensors; None without one."""
@@ -61,6 +73,23 @@ class Progress:
             return None, []
         facts = self.state.facts
         return Epoch(facts["epoch"], facts["steps"], facts["seconds"], self.state.tensors), facts["history"]
+
+    def proxy(self) -> ProxyPredictions | None:
+        """The predictions of proxies that an earlier process kept; None without them."""
+        if not self.kept:
+            return None
+        return ProxyPredictions(*(self.kept[f"{PROXY}{name}"] for name in ("logits", "known", "temperature")))
+
+    def keep_proxy(self, proxy: ProxyPredictions) -> None:
+        """Save the predictions of proxies, if that is due, and with every later state.
+
+        Args:
+            proxy: The predictions.
+        """
+        self.kept = {f"{PROXY}{name}": tensor for name, tensor in vars(proxy).items()}
+        if self.store is not None and self.store.due():
+            facts = {"epoch": None, "steps": 0, "seconds": 0.0, "history": [], "trials": self.trials}
+            self.store.keep(self.kept, facts)
 
     def finish_trial(self, outcome: dict[str, Any]) -> None:
         """Record the outcome of a trial; the next one starts from θ₀.
@@ -87,4 +116,4 @@ class Progress:
             "history": [asdict(row) for row in history],
             "trials": self.trials,
         }
-        self.store.keep(epoch.state, facts)
+        self.store.keep({**epoch.state, **self.kept}, facts)

@@ -19,6 +19,8 @@ LATE_SHARE = 0.25
 (several points on digits)."""
 NATURAL_STEPS, OTHER_STEPS = 48, 100
 """Steps of a whole run, about."""
+PROXY_STEPS = 150
+"""The same for a proxy's target with natural steps: it takes more of them to arrive."""
 SAMPLE_EPOCHS = 8
 """Passes at least over samples: the average gap to retraining is 0.030 after two, 0.024 after four, 0.016 after 8."""
 SAMPLE_RATE = 2e-4
@@ -59,10 +61,12 @@ def resolve(method: FAMR, available: Available, engine: Engine) -> tuple[Resolve
     rule, samples = OPTIMISERS[optimiser], optimiser == "adam" and available.kind == "samples"
     steps_per_epoch = available.steps(method.batch_size)
     least = STYLE_EPOCHS if style else SAMPLE_EPOCHS
-    epochs = method.epochs or enough_epochs(steps_per_epoch, rule.uses_metric, least)
     share = LATE_SHARE if rule.uses_metric and not style else 1.0  # a style is read off early layers
 
-    target, why_target = _target(method, available)
+    target, why_target = _target(method, available, engine)
+    proxied = TARGETS[target].needs_proxy
+    natural_steps = PROXY_STEPS if proxied else NATURAL_STEPS
+    epochs = method.epochs or enough_epochs(steps_per_epoch, rule.uses_metric, least, natural_steps)
     demotion, why_demotion = _demotion(method, target)
     edited_share = _given(method.edited_share, share)
     anchor, why_anchor = _anchor(method, available, engine, rule, edited_share)
@@ -74,9 +78,10 @@ def resolve(method: FAMR, available: Available, engine: Engine) -> tuple[Resolve
     metric = ANCHORS[anchor]
     first_strength = metric.strength_as_metric if rule.uses_metric else metric.strength_as_penalty
     config = ResolvedFAMR(
+        effort="thorough" if proxied else "quick",
         target=target,
         temperature=method.temperature if TARGETS[target].has_temperature else None,
-        overshoot=_given(method.overshoot, SAMPLE_OVERSHOOT if samples else 0.0),
+        overshoot=_given(method.overshoot, SAMPLE_OVERSHOOT if samples and not proxied else 0.0),
         demotion=demotion,
         anchor=anchor,
         strength=first_strength if method.strength == "auto" else float(method.strength),
@@ -103,20 +108,21 @@ def resolve(method: FAMR, available: Available, engine: Engine) -> tuple[Resolve
     return config, "; ".join(why for why in (why_target, why_demotion, why_anchor, why_function) if why)
 
 
-def enough_epochs(steps: int, natural: bool, least: int = SAMPLE_EPOCHS) -> int:
+def enough_epochs(steps: int, natural: bool, least: int = SAMPLE_EPOCHS, natural_steps: int = NATURAL_STEPS) -> int:
     """Passes over the forget set: small sets are seen more often, for about 48 natural steps, or 100 others.
 
     Args:
         steps: Steps of one pass.
         natural: Whether they are natural steps.
         least: Passes at least, for other steps.
+        natural_steps: Natural steps of a whole run.
 
     >>> [enough_epochs(steps, natural=True) for steps in (1, 4, 40)]
     [48, 12, 2]
     >>> [enough_epochs(steps, natural=False) for steps in (1, 4, 40)]
     [100, 25, 8]
     """
-    return max(2, -(-NATURAL_STEPS // steps)) if natural else max(least, -(-OTHER_STEPS // steps))
+    return max(2, -(-natural_steps // steps)) if natural else max(least, -(-OTHER_STEPS // steps))
 
 
 def _given(value: float | None, default: float) -> float:
@@ -131,10 +137,30 @@ def _optimiser(available: Available) -> str:
     return "adam" if available.retained and available.kind in ("samples", "style") else "natural"
 
 
-def _target(method: FAMR, available: Available) -> tuple[str, str]:
+def _target(method: FAMR, available: Available, engine: Engine) -> tuple[str, str]:
     """Its name, and why it was picked."""
+    needs_proxy = method.effort == "thorough" if method.target == "auto" else TARGETS[method.target].needs_proxy
+    if needs_proxy and (available.proxy is None or engine.sharded):
+        why = "the weights are divided among processes" if engine.sharded else available.no_proxy
+        raise RequestError(
+            f"There is no model that never saw the forget set, and none can be trained: {why}.",
+            where=f"effort {method.effort}, target {method.target}",
+            fix="Use --effort quick, or give the retained images, or a sketch with proxies (famr sketch).",
+        )
     if method.target != "auto":
         return method.target, ""
+    quick, why_quick = _quick_target(available)
+    plan, device = available.proxy, engine.device.type
+    if plan is None or engine.sharded or method.effort == "quick":
+        return quick, why_quick
+    costs = plan.describe(device)
+    if method.effort == "thorough" or (plan.affordable(device) and available.kind != "style"):
+        return "proxy", f"thorough: target proxy, nearer to a retrained model than {quick} ({costs})"
+    return quick, f"quick: {why_quick}; --effort thorough is nearer to a retrained model ({costs})"
+
+
+def _quick_target(available: Available) -> tuple[str, str]:
+    """The target that takes the original's own predictions, and why."""
     calibrated = available.held_out or available.sketch
     if available.kind in ("class", "concept") and calibrated:
         return "masked", "target masked (whole classes: the remaining ones, entropy-matched to held-out mistakes)"

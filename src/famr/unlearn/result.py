@@ -18,11 +18,16 @@ from famr.losses.objective import drift_bound
 from famr.metrics.scores import Scores
 from famr.metrics.tables import COLUMNS, in_percent
 from famr.models import Classifier
+from famr.models.weights import read_weights
 from famr.optim import OPTIMISERS
 from famr.runs.card import front_matter, loading, plain
 from famr.runs.folder import environment, read_unlearning, write_run
+from famr.targets import ProxyPredictions
 from famr.unlearn.history import HistoryRow
 from famr.unlearn.search import TrialOutcome
+
+PROXY_FILE = "proxy.safetensors"
+"""What proxies predicted on the forget set, in its order: what the target was made from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +48,12 @@ class Unlearned:
         earlier: Earlier requests that the original had forgotten already.
         processes: Number of processes that shared the work.
         sharded: Whether they also divided the weights.
-        seconds_of_all: Time of the whole run once the model was on its device: targets, anchors, decoding, every
-            strength that was tried; evaluation is not counted. None for a resumed run.
+        seconds_of_all: Time of the whole run once the model was on its device: a proxy, targets, anchors, decoding,
+            every strength that was tried; evaluation is not counted. None for a resumed run.
         calibration: How the held-out images that it was given were chosen, see `famr.data.calibration`; None where
             images may be among them that are scored.
+        proxy: What proxies predict on the forget set; None for a target that reads none.
+        proxy_source: Where these come from, as plain values.
     """
 
     model: Classifier
@@ -64,6 +71,8 @@ class Unlearned:
     sharded: bool = False
     seconds_of_all: float | None = None
     calibration: str | None = None
+    proxy: ProxyPredictions | None = None
+    proxy_source: Mapping[str, Any] | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -130,6 +139,7 @@ class Unlearned:
             history=(asdict(row) for row in self.history),
             files=files,
             card=unlearned_card(self, scores),
+            tensors={PROXY_FILE: None if self.proxy is None else vars(self.proxy)},
             overwrite=overwrite,
         )
 
@@ -150,8 +160,9 @@ class Unlearned:
             lines = (folder / "unlearning/history.jsonl").read_text(encoding="utf-8").splitlines()
             history = tuple(HistoryRow(**json.loads(line)) for line in lines)
             method = ResolvedFAMR.from_json({name: value for name, value in run["method"].items() if name != "name"})
-            facts = {"why": run["why"], "calibration": run.get("calibration")}
-            return cls(model, original, request, method, run["seed"], history, run["device"], **facts)
+            facts = {"why": run["why"], "calibration": run.get("calibration"), "proxy_source": run.get("proxy")}
+            proxy = _read_proxy(folder / "unlearning" / PROXY_FILE) if facts["proxy_source"] else None
+            return cls(model, original, request, method, run["seed"], history, run["device"], **facts, proxy=proxy)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RequestError) as error:
             raise CheckpointError("The run's records are damaged.", where=str(folder), fix="Restore it.") from error
 
@@ -173,9 +184,16 @@ class Unlearned:
             "why": self.why,
             "trials": [asdict(trial) for trial in self.trials],
             "calibration": self.calibration,
+            "proxy": self.proxy_source,
             "classes": list(self.classes),
             "earlier": [run.to_json() for run in self.earlier],
         }
+
+
+def _read_proxy(file: Path) -> ProxyPredictions:
+    """Predictions of proxies on the forget set of a run."""
+    tensors = read_weights(file)
+    return ProxyPredictions(*(tensors[name] for name in ("logits", "known", "temperature")))
 
 
 def _with_relative_samples(request: Request, data: Mapping[str, Any] | None) -> Request:

@@ -1,13 +1,17 @@
 """A sketch: statistics of the training data for targets and anchors, so that a later request needs none of the data.
 
-It holds Fisher information (the diagonal, and a Kronecker product a layer) and how confident the model is on held-out
-images. A sketch belongs to one set of weights, by their digest.
+It holds Fisher information (the diagonal, and a Kronecker product a layer), how confident the model is on held-out
+images, and proxies: models that were each trained without a part of the data (`famr.proxies`). A sketch belongs to one
+set of weights, by their digest, and serves the models that are unlearned from these.
+
+Each proxy was trained on most of the training images: like the images themselves, a sketch has to be deleted where an
+image must leave no trace, or taken anew after a request.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,19 +21,23 @@ from torch import Tensor
 from famr.anchors.statistics import EIGEN_TENSORS, FisherStatistics, LayerFisher, fisher_diagonal, kfac_statistics
 from famr.data import Data
 from famr.data.loaders import EVALUATION_BATCH, image_batches, order
+from famr.data.splits import EarlierRequest
 from famr.engine.devices import deterministic, pick_device
 from famr.engine.finite import name_bad_images
 from famr.engine.inference import on_device, predict
+from famr.engine.pick import pick_engine
 from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier
 from famr.models.classifier import eval_mode, logits_of
 from famr.models.weights import apply_umask
+from famr.proxies.proxies import Proxies, train_proxies
+from famr.proxies.recipe import ProxyRecipe, recorded_recipe
 from famr.targets import HeldOutStatistics
 
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """Statistics of a model on its training data; no image and no prediction on a single image is in it.
+    """Statistics of a model on its training data, and proxies; no image and no prediction on a single image is in it.
 
     Attributes:
         weights_sha256: Digest of the weights that it belongs to.
@@ -37,6 +45,7 @@ class Sketch:
         held_out: How confident the model is on held-out images; None where there were none.
         class_counts: Number of training images of each class; it tells whole classes from samples in a later request.
         fisher: Fisher information of every parameter.
+        proxies: Models that were each trained without a part of the data; None: it has none.
     """
 
     weights_sha256: str
@@ -44,17 +53,20 @@ class Sketch:
     held_out: HeldOutStatistics | None
     class_counts: Sequence[int]
     fisher: FisherStatistics
+    proxies: Proxies | None = None
 
-    def check(self, model: Classifier) -> None:
-        """Refuse a model with other weights.
+    def check(self, model: Classifier, earlier: Sequence[EarlierRequest] = ()) -> None:
+        """Refuse a model with other weights, unless it was unlearned from the sketch's own.
 
         Args:
             model: The model that is to forget.
+            earlier: Requests that it has forgotten, as its records have them.
 
         Raises:
-            CheckpointError: Its weights have another digest.
+            CheckpointError: Its weights have another digest, and so have those that it was unlearned from.
         """
-        if model.digest() != self.weights_sha256:
+        before = {run.original_sha256 for run in earlier}
+        if self.weights_sha256 not in before and model.digest() != self.weights_sha256:
             raise CheckpointError(
                 "The sketch was taken of other weights than this model's.",
                 where=f"sketch of {self.weights_sha256[:16]}…, model {model.digest()[:16]}…",
@@ -96,7 +108,9 @@ class Sketch:
             "class_counts": list(self.class_counts),
             "names": list(fisher.names),
             "layers": [(layer.weight, layer.bias) for layer in fisher.layers],
+            "proxies": None if self.proxies is None else self.proxies.facts(),
         }
+        tensors |= {} if self.proxies is None else self.proxies.tensors()
         save_file(tensors, str(file), metadata={"famr_sketch": json.dumps(facts)})
         apply_umask(file)
 
@@ -129,8 +143,9 @@ class Sketch:
                 held_out=None if held_out is None else HeldOutStatistics(margins=margins, **held_out),
                 class_counts=facts["class_counts"],
                 fisher=FisherStatistics(facts["names"], diagonal, layers),
+                proxies=Proxies.from_file(facts["proxies"], tensors) if facts.get("proxies") else None,
             )
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(
                 "This is no sketch, or a damaged one, or one of an earlier version.",
                 where=str(file),
@@ -139,7 +154,15 @@ class Sketch:
 
 
 def take_sketch(
-    model: Classifier, data: Data, *, images: int = 1000, seed: int = 0, device: str | None = None
+    model: Classifier,
+    data: Data,
+    *,
+    images: int = 1000,
+    proxies: int = 0,
+    recipe: ProxyRecipe | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    on_step: Callable[[int], None] | None = None,
 ) -> Sketch:
     """Take the statistics of a trained model on some of its training images and all held-out ones.
 
@@ -150,8 +173,11 @@ def take_sketch(
         model: The model; it is not changed.
         data: The data that it was trained on.
         images: Training images for the Fisher information; more than a thousand changed no result.
+        proxies: How many proxies to train, 10 as a rule, so that later requests need none; 0: none.
+        recipe: How they are trained; None: as the model's folder records.
         seed: Seed of the draw of images and labels.
         device: Name of the device; None: the best available.
+        on_step: Called after each step of the proxies with the number of steps so far.
 
     Raises:
         RequestError: `images` is less than 1.
@@ -175,4 +201,10 @@ def take_sketch(
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     fisher = FisherStatistics(names, [tensor.cpu() for tensor in diagonal], [layer.to("cpu") for layer in layers])
     counts = torch.bincount(data.train.targets, minlength=len(data.labels)).tolist()
-    return Sketch(model.digest(), len(sample), held_out, counts, fisher)
+    sketch = Sketch(model.digest(), len(sample), held_out, counts, fisher)
+    if not proxies:
+        return sketch
+    engine = pick_engine(str(chosen))
+    recipe = (recipe or recorded_recipe(model)).with_start(model)
+    trained = train_proxies(model, data, recipe, engine=engine, groups=proxies, seed=seed, on_step=on_step)
+    return replace(sketch, proxies=trained)

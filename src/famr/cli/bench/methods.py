@@ -30,7 +30,6 @@ from famr.cli.options import (
     model_arguments,
 )
 from famr.cli.printing import Result, say
-from famr.cli.shadow_models import recorded_training
 from famr.data import Data
 from famr.data.request import Request
 from famr.engine.devices import Precision
@@ -40,6 +39,7 @@ from famr.models import Classifier, load_model
 from famr.models.labels import match_labels
 from famr.report.escaping import visible
 from famr.training import Training
+from famr.training.recorded import recorded_training
 
 
 @dataclass(frozen=True, kw_only=True)
