@@ -9,7 +9,7 @@ FORGOTTEN = 0.01
 HALVED = 0.5
 """Share of the way to the target, or of a distance from it, that may be left of anything but classes."""
 CLOSE = 0.01
-"""KL to the target, in nats, at which there is nothing left to forget."""
+"""KL to the target, or log-odds above its own, in nats, at which there is nothing left to forget."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def sample_forgetting(original: float, unlearned: float, target: float, kl: tupl
     >>> print(sample_forgetting(8.0, 8.0, target=7.0, kl=(0.006, 0.006)))
     KL to the target in nats, the smaller of start and end 0.006 (at most 0.01)
     """
-    left = 0.0 if original <= target else (unlearned - target) / (original - target)
+    left = 0.0 if original - target <= CLOSE else (unlearned - target) / (original - target)
     way = Forgetting("remaining share of the way from the original's log-odds to the target's", left, HALVED)
     return _reached(kl) or way
 

@@ -233,18 +233,22 @@ def _no_strength(outcomes: Sequence[TrialOutcome], budget: float) -> GateError:
     kept = "not measured" if best.lost is None else "within the budget" if best.within(budget) else "over the budget"
     return GateError(
         f"No strength forgets within the budget of {budget:g}. The best trial is {number + 1} of {len(outcomes)}: it "
-        f"{forgot}, and what it lost is {kept}.",
-        where="; ".join(f"trial {index}: {_described(outcome)}" for index, outcome in enumerate(outcomes, start=1)),
+        f"{forgot}, and what it lost is {kept}: {_described(best)}.",
+        where="; ".join(
+            f"strengths {outcome.strength:g} and {outcome.function_strength:g}: {_described(outcome)}"
+            for outcome in outcomes
+        ),
         fix=f"{_settings_of(best)} Or allow a larger budget, more epochs or a larger edited share.",
     )
 
 
 def _described(outcome: TrialOutcome) -> str:
+    """What a trial forgot and lost."""
     if outcome.lost_images is not None:
         lost = f"{outcome.lost_images} of {outcome.watched} retained images lost, {outcome.gained_images} gained"
     else:
         lost = "loss not measured" if outcome.lost is None else f"lost {outcome.lost:.4f}"
-    return f"strengths {outcome.strength:g} and {outcome.function_strength:g}, {outcome.forgetting}, {lost}"
+    return f"{outcome.forgetting}, {lost}"
 
 
 def _settings_of(outcome: TrialOutcome) -> str:
