@@ -40,7 +40,8 @@ class FAMR:
         anchor: How distance to the original weights is measured. See `famr.anchors`.
         strength: λ of Eq. (1): larger keeps more and forgets less. The paper's experiments call it ρ. "auto": chosen
             within the budget.
-        budget: Share of retained accuracy that may be lost while the strength is chosen.
+        budget: Share of retained accuracy that may be lost while the strength is chosen; only a loss that is
+            significantly larger counts.
         fisher_images: Retained images from which Fisher information is taken. More than the default changed nothing.
         function_strength: λ of a function-space anchor on retained images; 0 leaves it out. None: 5 for `natural`, 2
             for `adam` and `adamw`, 1 for `sgd`, 10 for a style; 0 without retained images.

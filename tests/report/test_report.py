@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -33,11 +33,13 @@ from famr.report.hub import UPLOADED, push_run
 from famr.report.measure import measure
 from famr.report.records import RunRecords, read_run_records
 from famr.report.rendering import COLOURS
+from famr.report.request_and_method import method_section
 from famr.report.sign_off import BLANK, BOX
 from famr.report.verdict import report_verdict
 from famr.report.write import render_report
 from famr.runs.audits import RecordedAudit
 from famr.storage.digests import check_complete
+from famr.unlearn.criteria import sample_forgetting
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -252,6 +254,21 @@ def test_the_desk_s_records_are_shown_without_names_of_samples(records: RunRecor
     assert "1 exact, 0 near-duplicates" in text
     assert "=cmd" not in "".join(pages.values())
     assert "ann.png" not in "".join(pages.values())
+
+
+def test_every_trial_is_shown_with_its_criterion_and_the_images_that_changed(records: RunRecords) -> None:
+    old = {"strength": 1.0, "function_strength": 0.0, "loss_before": 4.0, "loss_after": 3.0, "forget_accuracy": 0.25}
+    old |= {"chance": 0.0, "retained_before": 0.9, "retained_after": 0.9, "predicted_drift": None, "watched": 300}
+    new = {**old, "forgetting": asdict(sample_forgetting(6.0, 4.5, 4.0, (0.5, 0.1))), "lost_images": 7}
+    trials = [old, {**new, "gained_images": 2, "function_strength": 0.5}]
+    section = method_section(replace(records, run={**records.run, "trials": trials}))
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    first, last = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert (first["criterion of forgetting"], first["value"], first["at most"]) == ("forget accuracy", "0.25", "0.01")
+    assert first["images lost"] == "not available"
+    assert "log-odds" in last["criterion of forgetting"]
+    assert (last["trial"], last["value"], last["at most"]) == ("2 (selected)", "0.25", "0.5")
+    assert (last["images lost"], last["images gained"], last["function-space strength"]) == ("7", "2", "0.5")
 
 
 @pytest.mark.parametrize(("gates", "outcome"), [({"a": "pass", "b": "fail"}, "fail"), ({"a": "pass"}, "pass")])

@@ -103,6 +103,17 @@ def test_a_resumed_search_does_not_repeat_finished_trials(
     assert len(rows) == 7 + (len(whole.trials) - 2) * 9  # the rest of the second trial, and those after it
 
 
+def test_a_trial_that_was_stopped_after_its_last_epoch_has_the_same_outcome(
+    original: famr.Classifier, without_three: famr.Splits, tmp_path: Path
+) -> None:
+    monitor = famr.Monitor(track_retain=False, resume_state=ResumeState(tmp_path / "u", every=0.0))
+    method = replace(QUICK, strength="auto", target="uniform", epochs=8, budget=0.9)
+    whole = famr.forget(original, without_three, method, device="cpu", monitor=monitor)
+    again = famr.forget(original, without_three, method, device="cpu", monitor=monitor)
+    assert again.seconds_of_all is None  # resumed
+    assert again.trials == whole.trials
+
+
 def test_resumed_training_ends_with_the_same_weights(digits: Data, tmp_path: Path) -> None:
     start = famr.new_model(
         "timm:vit_tiny_patch16_224", digits.labels, from_scratch=True, arguments={**SMALL_VIT, "drop_rate": 0.2}

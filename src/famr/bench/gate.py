@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from famr.unlearn.search import FORGOTTEN, HALVED, ROUNDING
+from famr.unlearn.criteria import FORGOTTEN
+from famr.unlearn.search import DESTROYED, ROUNDING
 
 MARGIN = 0.02
 """How far the accuracy on forgotten samples may be from that of the original on images that it never saw."""
@@ -54,7 +55,7 @@ def gate_distance(kind: str, figures: TrialFigures, classes: int) -> float:
         excess = abs(figures.forget - figures.original) - MARGIN
     else:
         excess = figures.forget - max(FORGOTTEN, 1 / classes)
-    missing = HALVED * figures.original - figures.held_out
+    missing = DESTROYED * figures.original - figures.held_out
     return sum((distance for distance in (excess, missing) if distance > ROUNDING), start=0.0)
 
 

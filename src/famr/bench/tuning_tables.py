@@ -8,7 +8,8 @@ from typing import Any
 
 from famr.bench.gate import MARGIN, choose_trial, gate_distance, mean_figures
 from famr.report.content import Table
-from famr.unlearn.search import FORGOTTEN, HALVED
+from famr.unlearn.criteria import FORGOTTEN
+from famr.unlearn.search import DESTROYED
 
 Record = Mapping[str, Any]
 GATE = (
@@ -16,8 +17,8 @@ GATE = (
     "the trials that forget and keep, the one with the highest held-out accuracy; where there is none, the nearest to "
     f"the gate. A class is forgotten at an accuracy of chance or {100 * FORGOTTEN:g} % on the forget set, samples "
     f"within {100 * MARGIN:g} points of the original's accuracy on images that it never saw; a model that loses "
-    f"more than {100 * (1 - HALVED):g} % of its held-out accuracy does not keep. A trial's figures are means over the "
-    "requests."
+    f"more than {100 * (1 - DESTROYED):g} % of its held-out accuracy does not keep. A trial's figures are means over "
+    "the requests."
 )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from famr.data.request import Request
-from famr.metrics.tables import in_percent
+from famr.metrics.tables import NOT_AVAILABLE, in_percent
 from famr.report.content import Block, Bullets, Section, Table, Text, Thumbnail, Thumbnails
 from famr.report.records import RunRecords, without_folder
+from famr.unlearn.search import TrialOutcome
 
 
 def request_section(records: RunRecords, thumbnails: Sequence[Thumbnail]) -> Section:
@@ -74,8 +75,7 @@ def method_section(records: RunRecords) -> Section:
     ]
     if run.get("why"):
         blocks.append(Text(f"Chosen automatically: {run['why']}."))
-    trials = run.get("trials") or []
-    if len(trials) > 1:
+    if trials := run.get("trials"):
         blocks.append(_trials(trials))
     if run.get("earlier"):
         blocks += _earlier_requests(records)
@@ -83,19 +83,28 @@ def method_section(records: RunRecords) -> Section:
 
 
 def _trials(trials: Sequence[Mapping[str, Any]]) -> Table:
-    columns = ("trial", "strength", "For-Acc, %", "forget loss, nats", "Ret-Acc before, %", "Ret-Acc after, %")
-    rows = tuple(
-        (
-            f"{number}{' (selected)' if number == len(trials) else ''}",
-            f"{trial['strength']:g}",
-            in_percent("accuracy", trial["forget_accuracy"]),
-            f"{trial['loss_after']:.3g}",
-            in_percent("accuracy", trial["retained_before"]),
-            in_percent("accuracy", trial["retained_after"]),
+    forgetting_columns = ("trial", "criterion of forgetting", "value", "at most", "strength", "function-space strength")
+    kept_columns = ("forget loss", "Ret-Acc before, %", "Ret-Acc after, %", "images lost", "images gained")
+    rows = []
+    for number, trial in enumerate(trials, start=1):
+        forgetting = TrialOutcome.from_json(trial).forgetting
+        changed = (trial.get(name) for name in ("lost_images", "gained_images"))
+        rows.append(
+            (
+                f"{number}{' (selected)' if number == len(trials) else ''}",
+                forgetting.criterion,
+                f"{forgetting.value:.3g}",
+                f"{forgetting.limit:.3g}",
+                f"{trial['strength']:g}",
+                f"{trial['function_strength']:g}",
+                f"{trial['loss_after']:.3g}",
+                in_percent("accuracy", trial["retained_before"]),
+                in_percent("accuracy", trial["retained_after"]),
+                *(NOT_AVAILABLE if count is None else str(count) for count in changed),
+            )
         )
-        for number, trial in enumerate(trials, start=1)
-    )
-    return Table("Anchor strengths tried, until one forgot within the accuracy budget", columns, rows)
+    caption = "Anchor strengths tried, until one forgot and did not lose significantly more accuracy than the budget"
+    return Table(caption, forgetting_columns + kept_columns, tuple(rows), words=2)
 
 
 def _earlier_requests(records: RunRecords) -> list[Block]:

@@ -146,6 +146,7 @@ class ResumeState:
         if self.folder.is_symlink():
             raise RequestError("The folder of an unfinished run is a link.", where=self.folder.name, fix="Remove it.")
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.begun = False
 
     def _damaged(self) -> CheckpointError:
         return CheckpointError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from famr.data import Images
@@ -177,6 +178,15 @@ class Target(ABC):
         Raises:
             RequestError: The target does not serve this request, or something that it needs is not available.
         """
+
+    def true_class_margins(self, labels: Tensor) -> Tensor:
+        """Log-odds of the true class under q, one an image, and finite where q is 0.
+
+        Args:
+            labels: Class indices of the forget set, (images,).
+        """
+        q = self.probabilities.expand(len(labels), -1).cpu()
+        return margins(q.clamp(min=torch.finfo(q.dtype).tiny).log(), labels)
 
     @property
     def chance(self) -> float:

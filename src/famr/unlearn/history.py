@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from famr.engine.distributed import as_float
 from famr.errors import NumericsError, RequestError
@@ -118,9 +119,21 @@ class EvaluationClock:
         self.seconds += time.perf_counter() - problem.session.setup_seconds - start
 
 
-def follow(
-    problem: Problem, seed: int, monitor: Monitor, progress: Progress, clock: EvaluationClock
-) -> list[HistoryRow]:
+class FollowedRun(NamedTuple):
+    """A run of Alg. 1 as it was evaluated.
+
+    Attributes:
+        rows: One an evaluated epoch.
+        before: Predictions and losses of the original on the forget set.
+        after: The same at the end.
+    """
+
+    rows: list[HistoryRow]
+    before: Measured
+    after: Measured
+
+
+def follow(problem: Problem, seed: int, monitor: Monitor, progress: Progress, clock: EvaluationClock) -> FollowedRun:
     """Run Alg. 1 and evaluate it along the way; a resumed run keeps the rows it had.
 
     Args:
@@ -130,19 +143,19 @@ def follow(
         progress: The state that an earlier process left; saves new ones.
         clock: Counts the time of evaluation.
 
-    Returns:
-        One row an evaluated epoch.
-
     Raises:
         NumericsError: A loss, a weight or a prediction is not finite.
     """
-    with clock.evaluating(problem):
-        at_start = problem.objective.measure(problem.forget(None))
 
-    def evaluated(epoch: Epoch) -> HistoryRow:
+    def measured() -> Measured:
         with clock.evaluating(problem):
-            measured = at_start if epoch.steps == 0 else problem.objective.measure(problem.forget(None))
-            row = _row(problem, epoch, at_start.predictions, measured, monitor.track_retain)
+            return problem.objective.measure(problem.forget(None))
+
+    before, after = measured(), None
+
+    def evaluated(epoch: Epoch, now: Measured) -> HistoryRow:
+        with clock.evaluating(problem):
+            row = _row(problem, epoch, before.predictions, now, monitor.track_retain)
         if monitor.on_event is not None:
             monitor.on_event(row)
         return row
@@ -150,12 +163,13 @@ def follow(
     start, rows = progress.position()
     if start is None:
         start = Epoch(epoch=0, steps=0, seconds=problem.session.setup_seconds)
-    history = [HistoryRow(**row) for row in rows] or [evaluated(start)]
+    history = [HistoryRow(**row) for row in rows] or [evaluated(start, before)]
     for epoch in minimise(problem, seed, start, monitor.on_event):
         if monitor.evaluates(epoch.epoch, problem.config.epochs):
-            history.append(evaluated(epoch))
+            after = measured()
+            history.append(evaluated(epoch, after))
         progress.keep(epoch, history)
-    return history
+    return FollowedRun(history, before, after or measured())  # resumed after the last epoch: measured here
 
 
 def _row(problem: Problem, epoch: Epoch, original: Predictions, measured: Measured, track_retain: bool) -> HistoryRow:

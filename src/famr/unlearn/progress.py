@@ -100,6 +100,11 @@ class Progress:
         self.trials.append(outcome)
         self.state = None
 
+    def discard(self) -> None:
+        """Remove the state: what comes next is another run."""
+        if self.store is not None:
+            self.store.discard()
+
     def keep(self, epoch: Epoch, history: Sequence[HistoryRow]) -> None:
         """Save the state, if that is due.
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
+from torch import Tensor
+
 from famr.config import ResolvedFAMR
-from famr.data import Images
+from famr.errors import GateError
 from famr.metrics.forgetting import correct
-from famr.unlearn.history import EvaluationClock, HistoryRow, Monitor, follow
+from famr.targets.margins import margins
+from famr.unlearn.criteria import Forgetting, class_forgetting, distance_forgetting, sample_forgetting
+from famr.unlearn.history import EvaluationClock, FollowedRun, HistoryRow, Monitor, follow
 from famr.unlearn.inputs import RunInputs
 from famr.unlearn.problem import Problem
 from famr.unlearn.progress import Progress
@@ -47,7 +51,7 @@ class Trials:
         self._finished = iter([*progress.trials])
         watch = monitor.gates or problem.config.search
         self._watched = inputs.watched_images(problem.config.function_images, seed) if watch else None
-        self._accuracy_before = self._accuracy(self._watched)
+        self._correct_before = self._correct()
         self._at_original = True
 
     def run(self) -> tuple[tuple[TrialOutcome, ...], TrialResult]:
@@ -63,7 +67,11 @@ class Trials:
         config = self._problem.config
         if config.search:
             adjustable = bool(config.strength or config.function_strength)
-            return search_strength(self._resumable_trial, config.budget, adjustable=adjustable)
+            try:
+                return search_strength(self._resumable_trial, config.budget, adjustable=adjustable)
+            except GateError:
+                self._progress.discard()  # the run that the error advises is another one
+                raise
         outcome, result = self._trial(1.0)
         if self._monitor.gates:
             require_outcome(outcome)
@@ -73,7 +81,7 @@ class Trials:
         """A trial of a search; those that an earlier process finished are not run again."""
         finished = next(self._finished, None)
         if finished is not None:
-            return TrialOutcome(**finished), TrialResult([], self._problem.config)
+            return TrialOutcome.from_json(finished), TrialResult([], self._problem.config)
         outcome, result = self._trial(factor)
         self._progress.finish_trial(asdict(outcome))
         return outcome, result
@@ -83,12 +91,16 @@ class Trials:
             self._problem.session.reset()
         self._at_original = False
         problem = self._problem.with_strengths(factor)
-        history = follow(problem, self._seed, self._monitor, self._progress, self.clock)
-        return self._outcome(problem, history), TrialResult(history, replace(problem.config, search=False))
+        run = follow(problem, self._seed, self._monitor, self._progress, self.clock)
+        return self._outcome(problem, run), TrialResult(run.rows, replace(problem.config, search=False))
 
-    def _outcome(self, problem: Problem, history: list[HistoryRow]) -> TrialOutcome:
-        first, last, anchor = history[0], history[-1], problem.weight_anchor
+    def _outcome(self, problem: Problem, run: FollowedRun) -> TrialOutcome:
+        first, last, anchor = run.rows[0], run.rows[-1], problem.weight_anchor
         drift = float(anchor.penalty(problem.session.parameters)) if anchor.predicts_divergence else None
+        before, after = self._correct_before, self._correct()
+        lost = gained = None
+        if before is not None and after is not None:
+            lost, gained = int((before > after).sum()), int((before < after).sum())
         return TrialOutcome(
             strength=problem.config.strength,
             function_strength=problem.config.function_strength,
@@ -96,15 +108,35 @@ class Trials:
             loss_after=last.loss_forget,
             forget_accuracy=last.forget_accuracy if self._inputs.forgets_classes else None,
             chance=problem.target.chance,
-            retained_before=self._accuracy_before,
-            retained_after=self._accuracy(self._watched),
+            forgetting=self._forgetting(problem, run),
+            retained_before=None if before is None else float(before.mean()),
+            retained_after=None if after is None else float(after.mean()),
             predicted_drift=drift,
-            watched=None if self._watched is None else len(self._watched),
+            watched=None if before is None else len(before),
+            lost_images=lost,
+            gained_images=gained,
         )
 
-    def _accuracy(self, images: Images | None) -> float | None:
-        if images is None:
+    def _forgetting(self, problem: Problem, run: FollowedRun) -> Forgetting:
+        """How much was forgotten, by the criterion of this kind of request."""
+        before, after, accuracy = run.before, run.after, run.rows[-1].forget_accuracy
+        if self._inputs.forgets_classes and accuracy is not None:
+            return class_forgetting(accuracy, problem.target.chance)
+        kl = float(before.kl.mean()), float(after.kl.mean())
+        if before.style is not None and after.style is not None:
+            gram = float(before.style.mean()), float(after.style.mean())
+            return distance_forgetting(kl if problem.config.alpha else None, gram)
+        if not before.predictions.labelled:
+            return distance_forgetting(kl)
+        labels = before.predictions.targets
+        original, unlearned = (margins(measured.predictions.logits, labels).mean() for measured in (before, after))
+        target = problem.target.true_class_margins(labels).mean()
+        return sample_forgetting(float(original), float(unlearned), float(target), kl)
+
+    def _correct(self) -> Tensor | None:
+        """Whether each watched image is classified correctly; None without any."""
+        if self._watched is None:
             return None
         session = self._problem.session
-        predictions = session.predict(session.evaluation_batches(images))
-        return float(correct(predictions.logits, predictions.targets).mean())
+        predictions = session.predict(session.evaluation_batches(self._watched))
+        return correct(predictions.logits, predictions.targets)
