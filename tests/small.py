@@ -23,9 +23,9 @@ def small_model(labels: tuple[str, ...] = CLASSES) -> famr.Classifier:
     return famr.new_model(ARCHITECTURE, labels, from_scratch=True, arguments=ARGUMENTS)
 
 
-def save_small(folder: Path) -> Path:
+def save_small(folder: Path, labels: tuple[str, ...] = CLASSES) -> Path:
     """An untrained model as a folder that `load_model` reads."""
-    model = small_model()
+    model = small_model(labels)
     folder.mkdir(parents=True)
     model.architecture.save(model, folder)
     write_complete(folder)

@@ -187,6 +187,7 @@ def flag(name: str) -> str:
 
 
 SETTINGS: dict[str, tuple[str, Any]] = {
+    "effort": ("quick", "quick"),
     "target": ("tempered", "tempered"),
     "temperature": ("2", 2.0),
     "overshoot": ("0.5", 0.5),

@@ -1,4 +1,4 @@
-"""Proxies: they never see what they leave out, share the original's early layers, and answer only for what they missed."""
+"""Proxies: they never see what they leave out, share the early layers, and answer only for what they missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy target: a mixture that leaves forgotten classes out, keeps the proxy's confidence, and fills what it lacks."""
+"""The proxy target: a mixture without forgotten classes, as confident as the proxy, filled up where it lacks."""
 
 from __future__ import annotations
 

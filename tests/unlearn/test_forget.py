@@ -22,6 +22,7 @@ from famr.engine import prefix
 from famr.errors import CheckpointError, DataError, RequestError
 from famr.losses.objective import gram_matrix
 from famr.models.activations import capture_layer, mean_gram
+from famr.runs.events import Plan
 from famr.targets.masked import MaskedTarget
 from famr.unlearn.history import HistoryRow
 from famr.unlearn.objective import ForgetObjective
@@ -105,7 +106,8 @@ def test_there_is_an_event_for_every_step_and_every_row(original: famr.Classifie
     )
     rows = [event for event in events if isinstance(event, HistoryRow)]
     assert [row.epoch for row in rows] == [0, 1, 2]
-    assert len(events) - len(rows) == 2 * 3  # 146 images are three batches of 64
+    assert events[0] == Plan(why="", steps=6)
+    assert len(events) - len(rows) - 1 == 2 * 3  # 146 images are three batches of 64
 
 
 def test_about_so_many_epochs_are_evaluated_and_evaluation_changes_nothing(
@@ -289,7 +291,8 @@ def test_evaluation_gives_the_network_no_more_images_at_once_than_a_step(
     original: famr.Classifier, without_three: famr.Splits, share: float, function_strength: float
 ) -> None:
     """Else evaluation would take more memory than fine-tuning with batches of that size."""
-    method = famr.FAMR(edited_share=share, function_strength=function_strength, strength=1.0, epochs=1, batch_size=16)
+    anchors = {"function_strength": function_strength, "strength": 1.0}
+    method = famr.FAMR(effort="quick", edited_share=share, epochs=1, batch_size=16, **anchors)  # type: ignore[arg-type]
     assert most_at_once(original, without_three, method, gates=True) == (30 if function_strength else 15)
 
 

@@ -10,7 +10,7 @@ import torch
 
 import famr
 from conftest import SHIFTS, small_vit
-from famr.config import FAMR, ResolvedFAMR
+from famr.config import FAMR, Effort, ResolvedFAMR
 from famr.data import Data
 from famr.data.request import Kind
 from famr.engine.inference import predict
@@ -89,7 +89,9 @@ def test_every_optimiser_has_a_rate_of_its_own() -> None:
 
 def test_a_temperature_is_for_targets_that_have_one() -> None:
     temperatures = {
-        target: resolved(FAMR(target=target, temperature=0.4), available("class"))[0].temperature for target in TARGETS
+        name: resolved(FAMR(target=name, temperature=0.4), available("class"))[0].temperature
+        for name, target in TARGETS.items()
+        if not target.needs_proxy
     }
     assert temperatures == {"uniform": None, "masked": 0.4, "reference": None, "tempered": 0.4, "probe": None}
 
@@ -175,6 +177,7 @@ def test_the_default_forgets_another_digit_and_keeps_what_the_original_knows(
     ("request_", "method"),
     [
         (famr.Request(samples=[0, 1]), FAMR(demotion=0.03)),
+        (famr.Request(classes=["3"]), FAMR(effort="thorough", demotion=0.03)),
         (famr.Request(classes=["3"]), replace(FAMR.paper(), demotion=0.03)),
         (famr.Request(style=("x", "y")), FAMR(beta=None, style_layer="blocks.0", demotion=0.03)),
     ],
@@ -196,7 +199,7 @@ def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_
     original: famr.Classifier, without_three: famr.Splits, retrained: famr.Classifier
 ) -> None:
     without, demoted = (
-        famr.forget(original, without_three, famr.FAMR(demotion=gamma), device="cpu", monitor=QUIET)
+        famr.forget(original, without_three, famr.FAMR(effort="quick", demotion=gamma), device="cpu", monitor=QUIET)
         for gamma in (0.0, None)
     )
 
@@ -215,12 +218,13 @@ def test_with_a_demotion_the_class_ends_among_the_unlikely_ones_as_in_retrained_
     assert "demotion" not in without.why
 
 
-def test_the_default_for_samples_brings_them_to_the_confidence_of_held_out_images(
-    original: famr.Classifier, digits: Data
+@pytest.mark.parametrize(("effort", "target"), [("quick", "reference"), ("thorough", "proxy")])
+def test_samples_are_brought_to_the_confidence_of_images_that_were_never_seen(
+    original: famr.Classifier, digits: Data, effort: Effort, target: str
 ) -> None:
     splits = famr.split(digits, famr.Request(samples=list(range(0, 1000, 14))))
-    result = famr.forget(original, splits, device="cpu", monitor=QUIET)
-    assert result.method.target == "reference"
+    result = famr.forget(original, splits, FAMR(effort=effort), device="cpu", monitor=QUIET)
+    assert result.method.target == target
     assert result.history[-1].loss_forget <= max(0.01, result.history[0].loss_forget / 2)
     assert result.history[-1].forget_accuracy > 0.9  # type: ignore[operator]
 
@@ -232,7 +236,8 @@ def test_a_concept_across_classes_is_forgotten_as_samples_are(original: famr.Cla
     data = replace(digits, train=train, test=replace(digits.test, all_columns={"ninth": ninth}))  # type: ignore[type-var]
     splits = famr.split(data, famr.Request(concept=("ninth", "yes")))
     assert not splits.forgets_classes()
-    result = famr.forget(original, splits, famr.FAMR(strength=1e-4, epochs=8), device="cpu", monitor=QUIET)
+    method = famr.FAMR(effort="quick", strength=1e-4, epochs=8)
+    result = famr.forget(original, splits, method, device="cpu", monitor=QUIET)
     assert result.method.target == "reference"
     assert result.classes == ()
     assert result.history[-1].forget_accuracy > 0.9  # type: ignore[operator]

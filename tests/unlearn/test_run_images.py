@@ -67,7 +67,7 @@ def test_the_steps_of_an_epoch_have_one_size_where_they_can(
     model: famr.Classifier, splits: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(splits.forget) == 146
-    mean = famr.FAMR(strength=1.0, function_strength=0.0, anchor="l2", batch_size=100)
+    mean = famr.FAMR(effort="quick", strength=1.0, function_strength=0.0, anchor="l2", batch_size=100)
     assert steps_of(model, splits, mean, monkeypatch) == [73, 73]
     monkeypatch.undo()
     assert steps_of(model, splits, replace(famr.FAMR.paper(), batch_size=100), monkeypatch) == [100, 46]

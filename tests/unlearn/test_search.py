@@ -490,7 +490,7 @@ def test_every_trial_has_the_target_of_the_first_which_is_built_once(
         return target
 
     monkeypatch.setattr(MaskedTarget, "build", noted)
-    hard = FAMR(function_strength=2e4, epochs=4)  # far too strong at first
+    hard = FAMR(effort="quick", function_strength=2e4, epochs=4)  # far too strong at first
     result = famr.forget(original, without_three, hard, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert len(result.trials) > 1
     assert temperatures == [result.method.temperature]

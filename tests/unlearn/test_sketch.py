@@ -17,6 +17,7 @@ from famr.data.loaders import EVALUATION_BATCH, image_batches, order
 from famr.engine.plain import PlainSession
 from famr.errors import CheckpointError, RequestError
 from famr.models.classifier import eval_mode, logits_of
+from small import save_small
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +175,23 @@ def test_weights_are_no_sketch(original_run: Path) -> None:
 
 
 def test_sketch_and_forget_from_the_command_line(
-    run: Callable[..., tuple[int, str, str]], original_run: Path, tmp_path: Path
+    run: Callable[..., tuple[int, str, str]], original_run: Path, digits: Data, tmp_path: Path
 ) -> None:
     file = tmp_path / "s.safetensors"
-    taken = ("sketch", original_run, "--data", "digits", "--images", 60, "--output", file, "--device", "cpu")
+    taken = (
+        "sketch",
+        original_run,
+        "--data",
+        "digits",
+        "--images",
+        60,
+        "--proxies",
+        0,
+        "--output",
+        file,
+        "--device",
+        "cpu",
+    )
     assert run(*taken)[0] == 0
     assert run(*taken)[0] == 2  # it exists
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
@@ -187,6 +201,9 @@ def test_sketch_and_forget_from_the_command_line(
     assert code == 0, err
     again = ["5" if word == "3" else word for word in ("--model", tmp_path / "run", *options[2:])]
     code, _, err = run("forget", *again, "--output-dir", tmp_path / "next")
+    assert code == 0, err  # by its records, the model was unlearned from the sketch's own
+    other = save_small(tmp_path / "other", digits.labels)
+    code, _, err = run("forget", "--model", other, *options[2:], "--output-dir", tmp_path / "third")
     assert code == 4
     assert "other weights" in err
-    assert not (tmp_path / "next").exists()
+    assert not (tmp_path / "third").exists()

@@ -81,7 +81,7 @@ def own_proxy(
     known[list(retain.class_counts())] = True
     temperature = 1.0
     if held_out is not None and proxy is not None and held_out.labelled:
-        with engine.session(original, "fp32") as session:
+        with engine.session(original, "fp32", recipe.training.batch_size) as session:
             before = session.predict(session.evaluation_batches(held_out))
         temperature = proxy_temperature(proxy, before, known)
     return ProxyPredictions(logits, known.expand(len(logits), -1), torch.full((len(logits),), temperature))

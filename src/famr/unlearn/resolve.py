@@ -153,6 +153,8 @@ def _target(method: FAMR, available: Available, engine: Engine) -> tuple[str, st
     plan, device = available.proxy, engine.device.type
     if plan is None or engine.sharded or method.effort == "quick":
         return quick, why_quick
+    if method.effort == "auto" and (method.temperature is not None or method.demotion):  # a proxy's target has none
+        return quick, why_quick
     costs = plan.describe(device)
     if method.effort == "thorough" or (plan.affordable(device) and available.kind != "style"):
         return "proxy", f"thorough: target proxy, nearer to a retrained model than {quick} ({costs})"
