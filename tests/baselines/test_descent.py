@@ -27,7 +27,7 @@ NOT_RECORDED = {"FAMR", "retrain", "SISA", "Newton step on the head"}
 
 
 class ReplayedStep:
-    """In place of `GraphedStep`: the second step of each shape is traced, and later ones replay the trace.
+    """In place of CUDA graphs: the second step of each shape is traced, and later ones replay the trace.
 
     As in a CUDA graph, a replayed step runs no Python of the loss, and reads the memory that it was traced with.
     """
@@ -68,7 +68,7 @@ def optimiser_with_tensor_rate(parameters: Sequence[Tensor], steps: Steps, _devi
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("famr.training.steps.GraphedStep", ReplayedStep)
+    monkeypatch.setattr("famr.training.steps._replayed", ReplayedStep)
     monkeypatch.setattr("famr.baselines.ssd.GraphedStep", ReplayedStep)
     monkeypatch.setattr("famr.baselines.descent.make_optimiser", optimiser_with_tensor_rate)
     monkeypatch.setattr(ReplayedStep, "replays", 0)

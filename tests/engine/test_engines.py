@@ -69,7 +69,9 @@ def model() -> famr.Classifier:
 
 CLASS, SAMPLES = famr.Request(classes=["3"]), famr.Request(samples=list(range(30)))
 STYLE = famr.Request(style=("style", "negative"))
-DEFAULT = famr.FAMR(strength=100.0, epochs=3, fisher_images=40, function_images=4, batch_size=10, precision="fp32")
+DEFAULT = famr.FAMR(
+    effort="quick", strength=100.0, epochs=3, fisher_images=40, function_images=4, batch_size=10, precision="fp32"
+)
 RUNS: dict[str, tuple[famr.Request, famr.FAMR]] = {
     "paper": (CLASS, alg1(epochs=3, learning_rate=1e-3, batch_size=10)),
     "class": (CLASS, DEFAULT),

@@ -181,7 +181,13 @@ def test_the_gradient_of_micro_batches_is_that_of_the_batch_with_one_warning(red
 def test_a_whole_run_with_little_memory_is_the_run_with_much(engine: Engine) -> None:
     splits = famr.split(famr.open_data("digits"), famr.Request(samples=list(range(40))))
     method = famr.FAMR(
-        strength=1.0, epochs=2, edited_share=0.4, function_images=3, fisher_images=20, optimiser="natural"
+        effort="quick",
+        strength=1.0,
+        epochs=2,
+        edited_share=0.4,
+        function_images=3,
+        fisher_images=20,
+        optimiser="natural",
     )
     with pytest.warns(UserWarning, match=r"split into \d micro-batches") as caught:
         limited = famr.forget(greedy(7, 5), splits, method, engine=engine)

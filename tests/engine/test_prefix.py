@@ -318,7 +318,7 @@ def test_one_image_alone_does_not_show_that_a_network_is_a_row_of_blocks(digits:
         assert len(session.predict(session.evaluation_batches(images)).logits) == count
 
 
-METHOD = famr.FAMR(strength=1e-3, epochs=3, function_images=6)
+METHOD = famr.FAMR(effort="quick", strength=1e-3, epochs=3, function_images=6)
 
 
 def first_block_images(

@@ -150,10 +150,13 @@ def read_certificate(run: Path) -> Certificate:
     """
     file = run / _section(run) / "certificate.json"
     try:
-        return Certificate.from_json(json.loads(file.read_text(encoding="utf-8")))
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if "method" in values["subject"]:  # the first edition knew no other effort
+            values["subject"]["method"].setdefault("effort", "quick")
+        return Certificate.from_json(values)
     except FileNotFoundError as error:
         raise RequestError("The run has no certificate.", where=str(file), fix="famr certify RUN") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError("The certificate is damaged.", where=str(file), fix="Make it again.") from error
 
 

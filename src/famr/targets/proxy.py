@@ -21,7 +21,7 @@ from famr.errors import RequestError
 from famr.losses.objective import at_least_float32
 from famr.metrics.forgetting import entropy
 from famr.targets.base import ProxyPredictions, Target, TargetInputs
-from famr.targets.masked import MaskedTarget
+from famr.targets.masked import MaskedTarget, masked_target
 from famr.targets.reference import ReferenceTarget
 from famr.targets.tempered import TemperedTarget, matching_temperature, tempered_target
 
@@ -48,14 +48,25 @@ class ProxyTarget(Target):
                 fix="Give the retained images, or a sketch with proxies (famr sketch --proxies).",
             )
         forgotten = torch.tensor(inputs.forgotten if inputs.forgets_classes else (), dtype=torch.long)
-        if inputs.style is not None:
-            return cls(proxy_target(inputs.proxy, forgotten, None))
-        base: type[Target] = TemperedTarget
-        if inputs.forgets_classes:
-            base = MaskedTarget
-        elif inputs.forget.labelled:
-            base = ReferenceTarget
-        return cls(proxy_target(inputs.proxy, forgotten, base.build(inputs).probabilities))
+        base = None if inputs.style is not None else base_target(inputs, forgotten)
+        return cls(proxy_target(inputs.proxy, forgotten, base))
+
+
+def base_target(inputs: TargetInputs, forgotten: Tensor) -> Tensor:
+    """b: what the original predicts, as far as it may know.
+
+    Args:
+        inputs: The request and the original's predictions.
+        forgotten: Indices of the classes that are forgotten whole.
+    """
+    if inputs.held_out is None:  # nothing to match its confidence with; the proxy's is what counts in the end
+        return masked_target(inputs.forget.logits, forgotten, temperature=1.0)
+    base: type[Target] = TemperedTarget
+    if inputs.forgets_classes:
+        base = MaskedTarget
+    elif inputs.held_out.margins is not None and inputs.forget.labelled:
+        base = ReferenceTarget
+    return base.build(inputs).probabilities
 
 
 def proxy_target(proxy: ProxyPredictions, forgotten: Tensor, base: Tensor | None) -> Tensor:
