@@ -11,8 +11,10 @@ from famr.config import FAMR
 from famr.data.request import Kind
 from famr.data.splits import Splits
 from famr.models import Classifier
+from famr.proxies.recipe import ProxyRecipe
 from famr.unlearn.forget import forget
 from famr.unlearn.history import ROWS, Monitor
+from famr.unlearn.inputs import TRAINED_NOW
 from famr.unlearn.result import Unlearned
 
 
@@ -20,17 +22,19 @@ from famr.unlearn.result import Unlearned
 class FamrMethod(Baseline):
     """`famr.forget` with given settings. Nothing is tuned: it searches its own strength.
 
-    The seconds are those of the whole call: copies, targets, anchors, every strength that is tried, and the evaluations
-    by which it is chosen. `facts` has the seconds of the steps alone.
+    The seconds are those of the whole call: a proxy, copies, targets, anchors, every strength that is tried, and the
+    evaluations by which it is chosen. `facts` has the seconds of the steps alone.
 
     Attributes:
         method: The settings.
+        recipe: How the original was trained, for a proxy; None: as its folder records.
         track: Whether the retain set is evaluated after each epoch and `facts` has the whole history: for figures, not
             for comparing seconds.
     """
 
     method: FAMR = field(default_factory=FAMR)
     track: bool = False
+    recipe: ProxyRecipe | None = field(default=None, compare=False)
 
     name = "FAMR"
     paper = "FAMR"
@@ -57,7 +61,15 @@ class FamrMethod(Baseline):
         preload((splits.forget, splits.retain, splits.test), original.preprocessing, settings.device)
         monitor = Monitor(track_retain=self.track, rows=ROWS if self.track else 1)
         with CostMeter(settings.device) as meter:
-            result = forget(original, splits, method, seed=settings.seed, device=str(settings.device), monitor=monitor)
+            result = forget(
+                original,
+                splits,
+                method,
+                recipe=self.recipe,
+                seed=settings.seed,
+                device=str(settings.device),
+                monitor=monitor,
+            )
         facts: dict[str, Any] = {
             "seconds_of_steps": result.seconds,
             "why": result.why,
@@ -81,7 +93,7 @@ class FamrMethod(Baseline):
 
 
 def count_image_passes(result: Unlearned, splits: Splits) -> int:
-    """Image passes of a run of FAMR: target, curvature, steps and function-space anchor of every trial.
+    """Image passes of a run of FAMR: proxy, target, curvature, steps and function-space anchor of every trial.
 
     Passes for evaluation are not counted.
 
@@ -95,4 +107,8 @@ def count_image_passes(result: Unlearned, splits: Splits) -> int:
         passes += min(method.fisher_images, len(splits.retain)) * (2 if method.anchor == "kfac" else 1)
     if method.function_strength:
         passes += last.step * method.batch_size
-    return passes * max(1, len(result.trials))
+    passes *= max(1, len(result.trials))
+    if result.proxy_source is not None and splits.retain is not None and result.proxy_source["trained"] == TRAINED_NOW:
+        late, epochs = result.proxy_source["late_share"], result.proxy_source["epochs"]
+        passes += round(len(splits.retain) * (1 - late + late * epochs))  # early layers once, late ones in every epoch
+    return passes

@@ -28,6 +28,7 @@ from famr.engine.distributed import ALONE, Ranks
 from famr.engine.inference import on_device, predict_batches
 from famr.models import Classifier
 from famr.models.weights import load_weights, read_weights, save_weights
+from famr.proxies.recipe import ProxyRecipe
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
 from famr.runs.folder import atomic_file, environment
@@ -220,7 +221,8 @@ class _BenchRun:
         self._has_run.add(method.name)
         task = next((task for task in self.bench.tuning if variant.refusal(task.request.kind) is None), None)
         if task is not None and not isinstance(variant, SisaRemoval):  # it trains, and first steps matter little there
-            self.trial_case(task, self.bench.tuning_seed).run(method.name, variant)
+            prepared = self._with_recipe(variant, self.bench.tuning_seed)
+            self.trial_case(task, self.bench.tuning_seed).run(method.name, prepared)
 
     def planned(self, key: CellKey) -> _Planned:
         """A cell with its method and task."""
@@ -266,7 +268,9 @@ class _BenchRun:
             return self.case(task, key.seed).retrained_cell(key.method, other, numbers)
         variant = self.tuned(method, task)
         self.run_untimed(method, variant)
-        return self.case(task, key.seed).cell(key.method, self._with_ensemble(variant, key.seed))
+        return self.case(task, key.seed).cell(
+            key.method, self._with_ensemble(self._with_recipe(variant, key.seed), key.seed)
+        )
 
     def _is_done(self, key: CellKey) -> bool:
         cell = self.folder.get("cells", key)
@@ -275,6 +279,12 @@ class _BenchRun:
     def _next_seed(self, seed: int) -> int:
         seeds = self.bench.seeds
         return seeds[(seeds.index(seed) + 1) % len(seeds)]
+
+    def _with_recipe(self, method: Baseline, seed: int) -> Baseline:
+        """FAMR with how originals are trained here, for its proxy."""
+        if not isinstance(method, FamrMethod) or method.recipe is not None:
+            return method
+        return replace(method, recipe=ProxyRecipe(self.bench.training, self.start(seed), source="the bench's training"))
 
     def _with_ensemble(self, method: Baseline, seed: int) -> Baseline:
         """SISA with the ensemble that it needs; other methods as they are."""
@@ -368,7 +378,8 @@ class _BenchRun:
             if isinstance(method, FamrMethod):  # its seconds are a limit
                 self.run_untimed(trial.variant.method, method)
             self._has_run.add(key.method)
-            run = self.trial_case(trial.task, key.seed).run(key.method, method) | {"trial": key.trial}
+            prepared = self._with_recipe(method, key.seed)
+            run = self.trial_case(trial.task, key.seed).run(key.method, prepared) | {"trial": key.trial}
             self.folder.save_cell("tuning", key, run)
             self.log(f"tuning, trial {(key.trial or 0) + 1}: {trial_line(run)}")
         return run

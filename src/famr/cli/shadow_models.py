@@ -14,7 +14,9 @@ from famr.config import FAMR
 from famr.data import Images
 from famr.errors import CheckpointError, RequestError
 from famr.models import Classifier
+from famr.proxies.recipe import recorded_recipe
 from famr.storage.digests import COMPLETE
+from famr.targets import TARGETS
 from famr.training.recorded import OriginalTraining, original_training
 from famr.unlearn.forget import forget
 from famr.unlearn.history import Monitor
@@ -105,6 +107,9 @@ def _method(opened: OpenedRun, device: str) -> Method:
         )
     values = {name: value for name, value in opened.record["method"].items() if name != "name"}
     method, style_target = FAMR.from_json(values), open_style_target(opened.style_target)
+    recipe = None
+    if opened.original is not None and TARGETS[method.target].needs_proxy:
+        recipe = recorded_recipe(opened.original).with_start(opened.original)  # each shadow model gets its own proxy
 
     def unlearn(model: Classifier, _forget: Images, _retain: Images | None, seed: int) -> Classifier:
         result = forget(
@@ -112,6 +117,7 @@ def _method(opened: OpenedRun, device: str) -> Method:
             opened.seen,
             method,
             style_target=style_target,
+            recipe=recipe,
             seed=seed,
             device=None if device == "auto" else device,
             monitor=Monitor(track_retain=False),

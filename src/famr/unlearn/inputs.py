@@ -30,6 +30,8 @@ CALIBRATION_IMAGES = 2000
 """Held-out images, at most, on which a target is calibrated and a run is tracked. The result is evaluated on all."""
 WATCHED_IMAGES = 500
 """Retained images, at most, on which accuracy is compared before and after."""
+TRAINED_NOW, TRAINED_BEFORE = "for this run", "for the sketch"
+"""When the proxies of a run were trained, as run.json says it."""
 COMPARED_IMAGES = 16
 """Forget images whose pixels are compared between processes; of the others ids and labels are."""
 
@@ -158,9 +160,9 @@ class RunInputs:
         if self.proxy is None:
             return None
         if self.recipe is not None:
-            return {"trained": "for this run", **self.recipe.to_json()}
+            return {"trained": TRAINED_NOW, **self.recipe.to_json()}
         proxies = None if self.sketch is None else self.sketch.proxies
-        return None if proxies is None else {"trained": "for the sketch", "proxies": len(proxies), **proxies.recipe}
+        return None if proxies is None else {"trained": TRAINED_BEFORE, "proxies": len(proxies), **proxies.recipe}
 
     @property
     def calibration(self) -> str | None:
