@@ -28,6 +28,7 @@ from benchmarks.certificate_tables import (
 from benchmarks.fault_tables import fuzz_page, kills_page, soak_page
 from benchmarks.frontier_figure import draw_frontier
 from benchmarks.markdown import machine_line, markdown_table, page_head
+from benchmarks.never_saw_page import never_saw_page
 from benchmarks.overview import bench_page, overview
 from benchmarks.paper import figures as paper_figures
 from benchmarks.published_settings import published_page
@@ -52,6 +53,7 @@ OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "fuzz": fuzz_page,
     "whole calls": whole_calls_page,
     "editions": editions_page,
+    "never saw": never_saw_page,
 }
 FIGURES = {
     "audit-cifar100-vit_tiny": draw_audit,
