@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="where trained models and measurements are kept")
     parser.add_argument("--quick", action="store_true", help="without the attacks that train")
     arguments = parser.parse_args()
-    begun = time.perf_counter()
+    begun, started_at = time.perf_counter(), commit()
     training = replace(TRAINING, epochs=arguments.epochs)
     calibration = Calibration(famr.open_data("digits"), training, arguments.originals, arguments.quick, arguments.cache)
     retrained = [
@@ -101,7 +101,7 @@ def main() -> None:
     content = {
         "benchmark": "audit_calibration-digits",
         "command": " ".join(["python -m benchmarks.audit_calibration", *sys.argv[1:]]),
-        "commit": commit(),
+        "commit": started_at,
         "data": "scikit-learn's digits, official split of famr, class 3; methods see a quarter of the held-out images",
         "model": "a ViT of two blocks, from random weights",
         "training": asdict(training),
