@@ -25,7 +25,7 @@ from famr.metrics.membership import predict_non_members
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 
-MEMBERSHIP_DRAWS = 10
+MEMBERSHIP_DRAWS = 20
 """Times that the membership attack is trained anew: one draw may go either way on predictions it has never seen."""
 MEMBERSHIP_IMAGES = 1000
 """The most members, and non-members, of one draw."""
@@ -242,7 +242,7 @@ def non_member_draws(forget: Predictions, retain: Predictions, test: Predictions
         known, unknown = (each[order(len(each), seed + number)[:count]] for each in (members, non_members))
         return predict_non_members(known, unknown, attacked, seed + number)
 
-    with ThreadPoolExecutor(MEMBERSHIP_DRAWS) as threads:
+    with ThreadPoolExecutor() as threads:
         return torch.stack(list(threads.map(draw, range(MEMBERSHIP_DRAWS))))
 
 
