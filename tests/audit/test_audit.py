@@ -103,6 +103,7 @@ def whole(world: World, parts: list[PartDone]) -> dict[str, Audit]:
         patch.setattr(two_sample, "FOLDS", 2)
         patch.setattr(measurements, "RELEARNING_SEEDS", SEEDS)
         patch.setattr(measurements, "PROMPT", PromptConfig(steps=60))
+        patch.setattr(measurements, "MEMBERSHIP_DRAWS", 100)  # here the attack is little better than a coin flip
         return audit_methods(models, world.scored, against, AuditSettings(device="cpu", on_part=parts.append))
 
 
@@ -122,9 +123,8 @@ def test_a_retrained_model_passes_and_the_original_fails(whole: dict[str, Audit]
     passed = whole["retrained"]
     assert passed.obstacles == ()
     assert passed.verdicts["unlearned"] == "pass"
-    undecided = {check.name for check in passed.checks if verdicts(passed, "retrained")[check.name] != "pass"}
-    assert undecided - {"onnx_comes_back"} <= {"mia_efficacy_gap", "average_gap", "relearning_gap"}
-    assert passed.verdicts["retrained"] == "cannot tell"  # the membership attack is as good as a coin flip here
+    undecided = {check.name for check in passed.counted if check.verdicts.get("retrained") != "pass"}
+    assert undecided <= {"mia_efficacy_gap", "average_gap"}  # the farthest of five in that attack
     assert passed.verdicts["original"] == passed.verdicts["head only"] == passed.verdicts["collapsed"] == "fail"
     counted = {check.name for check in passed.counted}
     assert {"forget_accuracy_gap", "js_excess", "forgotten_rank_gap", "original_head_gap"} < counted
