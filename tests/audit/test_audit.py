@@ -123,7 +123,7 @@ def test_a_retrained_model_passes_and_the_original_fails(whole: dict[str, Audit]
     passed = whole["retrained"]
     assert passed.obstacles == ()
     assert passed.verdicts["unlearned"] == "pass"
-    undecided = {check.name for check in passed.counted if check.verdicts.get("retrained") != "pass"}
+    undecided = {check.name for check in passed.counted if check.verdicts.get("retrained", "pass") != "pass"}
     assert undecided <= {"mia_efficacy_gap", "average_gap"}  # the farthest of five in that attack
     assert passed.verdicts["original"] == passed.verdicts["head only"] == passed.verdicts["collapsed"] == "fail"
     counted = {check.name for check in passed.counted}
