@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.markdown import machine_line, markdown_table, page_head
@@ -40,6 +40,10 @@ def calibration_page(name: str, content: dict[str, Any]) -> str:
         "first audit; it takes them as independent, which they are but for shared references and originals. A truly "
         "retrained model may fail by chance: 5 % is what the audit allows for. Pass: nothing but the gates is judged "
         "here, as all models have the same known training.",
+        "## Gates that fail retrained models",
+        "Audits in which a gate that counts fails a truly retrained model, and in brackets of how many models; an "
+        "audit with two such gates is in both rows.",
+        false_fails_table(content["audits"]),
         "## Gates",
         "Share of audits, in %, in which a gate counts for retrained models, and in which it fails a model of each "
         "kind, whether it counts or not; "
@@ -75,6 +79,25 @@ def verdicts_table(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> st
     return markdown_table(rows)
 
 
+def false_fails_table(audits: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each gate that fails a truly retrained model, a column for each number of references."""
+    own = [row for row in audits if row["audited"].startswith("retrained ")]
+    counts = list(dict.fromkeys(row["references"] for row in own))
+    gates = list(dict.fromkeys(gate for row in own for gate in row["fail"] if gate in row["counted"]))
+    rows: list[tuple[str, ...]] = [("gate", *(f"{count} references" for count in counts))]
+    for gate in gates:
+        cells = []
+        for count in counts:
+            failed = [
+                row["audited"]
+                for row in own
+                if row["references"] == count and gate in row["fail"] and gate in row["counted"]
+            ]
+            cells.append(f"{len(failed)} ({len(set(failed))})")
+        rows.append((gate, *cells))
+    return markdown_table(rows)
+
+
 def gates_table(gates: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
     """A row for each gate: how often it counts, and what it says of each kind of model."""
     kinds = [kind for kind in TITLES if any(kind in by_kind for by_kind in gates.values())]
@@ -93,7 +116,7 @@ def cost_sentence(seconds: Mapping[str, Any]) -> str:
     times = "" if retraining is None else f", {total / retraining:.1f} times as long"
     return (
         f"Retraining {trained}; one call of `famr.audit` with five references, without shadow models and without a "
-        f"never-saw model, took {total:.1f} s{times} ({by_part}). The attacks take a fixed number of steps on nine "
+        f"never-saw model, took {total:.1f} s{times} ({by_part}). The attacks take a fixed number of steps on eight "
         "models, whatever the network was trained with: beside a training of seconds they are long, beside one of "
         "hours short."
     )

@@ -93,9 +93,11 @@ def test_the_page_has_verdicts_gates_and_cost() -> None:
         "seconds": {"retraining": 5.0, "audit": {"in all": 40.0, "relearning": 30.0, "shadow attacks": 0.0}},
         "summary": {"5": summarised(ROWS)},
         "gates": {"5": gate_rates(ROWS)},
+        "audits": ROWS,
     }
     page = calibration_page("audit_calibration-digits", content)
     assert "| truly retrained | 5 | 4 | 1 | 1 | 2 | 50.0 | 3 | 1 | 0.8 to 90.6 | 2 |" in page
     assert "| a_gap | 75 | 50 | 100 |" in page
+    assert "| gate | 5 references |\n|---|---|\n| a_gap | 2 (2) |" in page
     assert "(seeds 24 to 53)" in page
     assert "took 40.0 s, 8.0 times as long (relearning 30.0)" in page
