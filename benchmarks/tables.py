@@ -18,6 +18,7 @@ from scipy import stats
 
 from benchmarks.audit_page import audits_page, draw_audits
 from benchmarks.audit_tables import audit_page, draw_audit
+from benchmarks.calibration_page import calibration_page
 from benchmarks.certificate_tables import (
     certified_head_page,
     deviation_page,
@@ -46,6 +47,7 @@ OTHER_PAGES: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "sisa": sisa_page,
     "certified_head": certified_head_page,
     "certificates": deviation_page,
+    "audit_calibration": calibration_page,
     "audits": audits_page,
     "audit": audit_page,
     "kills": kills_page,

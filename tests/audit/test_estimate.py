@@ -69,6 +69,25 @@ def test_the_mean_of_gaps_has_an_interval_around_it() -> None:
     assert low < 0.25 < high
 
 
+def test_an_interval_covers_the_draws_of_an_attack_as_well_as_the_images() -> None:
+    """An attack that calls all images members in one draw and none in the next: draws alone decide."""
+    flips = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0])[:, None].expand(10, 5000)
+    low, high = ends(mean_estimate(flips))
+    error = math.sqrt(0.8 * 0.2 / 10)
+    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.2)
+    assert mean_estimate(flips.mean(dim=0)).high == pytest.approx(0.8)  # as if they were one draw
+    assert gap_estimate(1 - flips).low == 0.0
+    alone, beside = mean_gap_estimate([1 - flips]), mean_gap_estimate([1 - flips, uniform(5000)])
+    assert ends(alone) == pytest.approx((1 - high, 1 - low), abs=0.11)
+    assert beside.value == pytest.approx((0.2 + float(uniform(5000).mean())) / 2)
+    assert ends(beside)[1] - ends(beside)[0] == pytest.approx((high - low) / 2, rel=0.3)
+
+
+def test_draws_that_agree_have_the_interval_of_the_images() -> None:
+    values = uniform(400)
+    assert ends(mean_estimate(values.expand(10, 400))) == pytest.approx(ends(mean_estimate(values)), abs=0.01)
+
+
 def test_a_single_image_has_an_interval_of_no_width() -> None:
     one = torch.tensor([0.25])
     assert ends(mean_estimate(one)) == (0.25, 0.25)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from famr.audit.measurements import MEMBERSHIP_DRAWS, non_member_share
+from famr.audit.measurements import MEMBERSHIP_DRAWS, non_member_draws
 from famr.audit.ungated import update_leakage_auc
+from famr.data.loaders import order
 from famr.metrics.membership import predict_non_members
 from famr.metrics.predictions import Predictions
 
@@ -17,7 +18,7 @@ def logits(rows: int, classes: int = 5, seed: int = 0, scale: float = 2.0) -> Te
     return scale * torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed))
 
 
-def test_membership_draws_in_threads_are_those_of_a_loop() -> None:
+def test_membership_draws_in_threads_are_those_of_a_loop_each_on_a_half_of_its_own() -> None:
     targets = torch.arange(300) % 5
     forget, retain, test = (
         Predictions(logits(300, seed=seed) + confidence * F.one_hot(targets, 5), targets)
@@ -26,10 +27,15 @@ def test_membership_draws_in_threads_are_those_of_a_loop() -> None:
     true = [
         torch.softmax(predictions.logits, dim=-1)[torch.arange(300), targets] for predictions in (retain, test, forget)
     ]
-    slow = sum(predict_non_members(*true, seed=7 + draw) for draw in range(MEMBERSHIP_DRAWS)) / MEMBERSHIP_DRAWS
-    found = non_member_share(forget, retain, test, seed=7)
-    assert torch.equal(found, torch.as_tensor(slow))
+    slow = []
+    for draw in range(7, 7 + MEMBERSHIP_DRAWS):
+        half = order(300, draw)[:150]
+        slow.append(predict_non_members(true[0][half], true[1][half], true[2], draw))
+    found = non_member_draws(forget, retain, test, seed=7)
+    assert torch.equal(found, torch.stack(slow))
+    assert found.shape == (MEMBERSHIP_DRAWS, 300)
     assert 0 < float(found.mean()) < 1
+    assert len(found.unique(dim=0)) > 1
 
 
 def test_an_attacker_with_both_models_sees_which_predictions_moved() -> None:

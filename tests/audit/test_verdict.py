@@ -12,12 +12,14 @@ from typing import get_args
 
 import pytest
 import torch
+from torch import Tensor
 
 from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates import GATES, Gate
 from famr.audit.gates.base import Kind
-from famr.audit.prediction_bound import upper_prediction_bound
+from famr.audit.prediction_bound import gap_bound_of_others, gap_prediction_bound, upper_prediction_bound
 from famr.audit.verdict import (
+    FALSE_FAILS,
     FEWEST_REFERENCES,
     Audit,
     GateResult,
@@ -89,6 +91,64 @@ def test_the_bound_is_exceeded_by_one_more_draw_as_often_as_it_says() -> None:
         sets = torch.randn(3000, count + 1, generator=draws).tolist()
         above = statistics.fmean(more > upper_prediction_bound(values, 0.1) for *values, more in sets)
         assert above == pytest.approx(0.1, abs=0.02)
+
+
+def gaps_of(values: Tensor) -> list[float]:
+    """|value − mean of the others|, one after the other."""
+    return [float(abs(each - values[torch.arange(len(values)) != row].mean())) for row, each in enumerate(values)]
+
+
+@pytest.mark.parametrize("count", [5, 12])
+def test_one_more_model_has_a_gap_beyond_the_bound_as_often_as_it_says(count: int) -> None:
+    """The one-sided bound of the gaps themselves, which are folded at 0, is exceeded far more often than it says."""
+    draws = torch.randn(2000, count + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    beyond, beyond_one_sided = 0, 0
+    for values in draws:
+        gap, gaps = float(abs(values[-1] - values[:-1].mean())), gaps_of(values[:-1])
+        beyond += gap > gap_prediction_bound(gaps, 0.02)
+        beyond_one_sided += gap > upper_prediction_bound(gaps, 0.02)
+    assert beyond / len(draws) == pytest.approx(0.02, abs=0.01)
+    assert beyond_one_sided / len(draws) > 0.04
+
+
+def test_the_bound_of_gaps_is_the_two_sided_one_of_the_values_behind_them() -> None:
+    values = torch.tensor([0.3, 0.1, 0.9, 0.35, 0.2, 0.4], dtype=torch.float64)
+    quantile = 2.5706  # of Student's t, 5 degrees of freedom, 97.5 %
+    expected = quantile * float(values.std()) * math.sqrt(1 + 1 / 6)
+    assert gap_prediction_bound(gaps_of(values), 0.05) == pytest.approx(expected, rel=1e-4)
+    others = values[values != 0.9]
+    assert gap_bound_of_others(gaps_of(values), 0.05) == pytest.approx(gap_prediction_bound(gaps_of(others), 0.05))
+    assert gap_bound_of_others([0.0, 0.0, 0.0], 0.05) == 0.0
+
+
+def test_a_gate_on_gaps_judges_by_their_bound() -> None:
+    values = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.9])
+    among = exactly(*gaps_of(values))
+    bounds = [
+        GateResult.of(gate(0.05), Estimates({"unlearned": Estimate(0.7)}, among, gaps), 0.05).allowed
+        for gaps in (True, False)
+    ]
+    values_of = [each.value or 0.0 for each in among]
+    assert bounds == [gap_prediction_bound(values_of, 0.05), upper_prediction_bound(values_of, 0.05)]
+    assert retrained_verdict(among, 0.05, 0.5, gaps=True) == "fail"
+    assert retrained_verdict(among, 0.05, 0.05, gaps=True) == "pass"
+
+
+@pytest.mark.parametrize("count", [5, 19])
+def test_one_more_retrained_model_fails_at_most_5_percent_of_audits_with_18_gates(count: int) -> None:
+    """Each gate with a threshold of 0, so that only the bound protects it, and with values of its own."""
+    gates, audits = 18, 300
+    draws = torch.randn(audits, gates, count + 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    failed = 0
+    for audit in draws:
+        verdicts = []
+        for values in audit:
+            gap = Estimate(float(abs(values[-1] - values[:-1].mean())))
+            among = exactly(*gaps_of(values[:-1]))
+            found = GateResult.of(gate(0.0), Estimates({"unlearned": gap}, among, gaps=True), 0.0, FALSE_FAILS / gates)
+            verdicts.append(found.verdicts["unlearned"])
+        failed += "fail" in verdicts
+    assert failed / audits == pytest.approx(FALSE_FAILS, abs=0.03)
 
 
 def test_the_bound_tightens_with_more_references_of_the_same_spread() -> None:

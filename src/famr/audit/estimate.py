@@ -1,12 +1,19 @@
-"""A measured value with a 95 % interval by the percentile bootstrap over images [Efron & Tibshirani 1993]."""
+"""A measured value with a 95 % interval by the percentile bootstrap over images [Efron & Tibshirani 1993].
+
+Where an attack was trained several times, on draws of its own, the draws are resampled as well as the images
+[Owen 2007]: an attack that calls all images members in one draw and none in the next is not known to 1 %, however many
+images there are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 CONFIDENCE = 0.95
@@ -57,10 +64,12 @@ class Estimates:
         by_model: Its estimate by the name of the model: unlearned, original, retrained.
         among_references: Its estimate for each reference model against the remaining ones; empty where the quantity is
             no distance to reference models, or where there are fewer than two of them.
+        gaps: Whether values are |model − mean of the reference models|: the bound for one more has two sides then.
     """
 
     by_model: Mapping[str, Estimate]
     among_references: Sequence[Estimate] = ()
+    gaps: bool = False
 
 
 def bootstrap_interval(samples: Sequence[Tensor], statistic: Callable[..., Any], seed: int) -> tuple[float, float]:
@@ -91,32 +100,58 @@ def bootstrap_interval(samples: Sequence[Tensor], statistic: Callable[..., Any],
     return float(interval.low), float(interval.high)
 
 
+def mean_interval(values: Tensor, seed: int) -> tuple[float, float]:
+    """95 % percentile interval of a mean over images, or over draws and images.
+
+    Args:
+        values: (images,), or (draws, images); draws and images are then resampled independently.
+        seed: Of the resampling.
+    """
+
+    def mean(*resampled: Any, axis: int) -> Any:  # noqa: ARG001 - scipy gives the last one
+        return _resampled_mean(values, resampled)
+
+    return bootstrap_interval(_to_resample(values), mean, seed)
+
+
+def _to_resample(values: Tensor) -> list[Tensor]:
+    """The images' values; for draws and images the indices of both."""
+    return [values] if values.dim() == 1 else [torch.arange(count) for count in values.shape]
+
+
+def _resampled_mean(values: Tensor, resampled: Sequence[Any]) -> Any:
+    """The mean of what `_to_resample` gave, resampled along the last axis."""
+    if values.dim() == 1:
+        return resampled[0].mean(axis=-1)
+    draws, images = (indices.astype(int) for indices in resampled)
+    return values.double().cpu().numpy()[draws[..., :, None], images[..., None, :]].mean(axis=(-2, -1))
+
+
 def mean_estimate(values: Tensor, seed: int = 0) -> Estimate:
     """The mean over images.
 
     Args:
-        values: One value for each image, (images,).
+        values: One value for each image, (images,), or one for each draw of an attack and image, (draws, images).
         seed: Of the bootstrap.
 
-    >>> import torch
     >>> mean_estimate(torch.ones(10))
     Estimate(value=1.0, low=1.0, high=1.0, why_not=None)
     """
-    return Estimate(float(values.double().mean()), *bootstrap_interval([values], np.mean, seed))
+    return Estimate(float(values.double().mean()), *mean_interval(values, seed))
 
 
 def gap_estimate(differences: Tensor, seed: int = 0) -> Estimate:
     """|mean difference|; the interval starts at 0 where that of the mean difference contains 0.
 
     Args:
-        differences: Model under audit minus reference models, one value for each image, (images,).
+        differences: Model under audit minus reference models, one value for each image, (images,), or one for each draw
+            of an attack and image, (draws, images).
         seed: Of the bootstrap.
 
-    >>> import torch
     >>> gap_estimate(torch.tensor([-0.5, -0.5]))
     Estimate(value=0.5, low=0.5, high=0.5, why_not=None)
     """
-    low, high = bootstrap_interval([differences], np.mean, seed)
+    low, high = mean_interval(differences, seed)
     nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
     return Estimate(abs(float(differences.double().mean())), nearest, max(abs(low), abs(high)))
 
@@ -128,17 +163,21 @@ def mean_gap_estimate(differences: Sequence[Tensor], seed: int = 0) -> Estimate:
     value.
 
     Args:
-        differences: For each of k measures, one value for each of its images, (imagesᵢ,).
+        differences: For each of k measures, one value for each of its images, (imagesᵢ,), or (drawsᵢ, imagesᵢ).
         seed: Of the bootstrap; the measures are resampled independently.
 
-    >>> import torch
     >>> mean_gap_estimate([torch.tensor([-0.5, -0.5]), torch.tensor([0.25])])
     Estimate(value=0.375, low=0.375, high=0.375, why_not=None)
     """
 
-    def mean_gap(*samples: Any, axis: int) -> Any:
-        return sum(np.abs(sample.mean(axis=axis)) for sample in samples) / len(samples)
+    samples = [_to_resample(each) for each in differences]
+
+    def mean_gap(*resampled: Any, axis: int) -> Any:  # noqa: ARG001 - scipy gives the last one
+        remaining = iter(resampled)
+        taken = [list(islice(remaining, len(own))) for own in samples]
+        means = [_resampled_mean(each, own) for each, own in zip(differences, taken, strict=True)]
+        return sum(np.abs(mean) for mean in means) / len(means)
 
     value = sum(abs(float(each.double().mean())) for each in differences) / len(differences)
-    low, high = bootstrap_interval(differences, mean_gap, seed)
+    low, high = bootstrap_interval([sample for own in samples for sample in own], mean_gap, seed)
     return Estimate(value, min(low, value), max(high, value))

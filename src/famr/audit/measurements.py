@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from famr.audit.audit_data import ATTACK_IMAGES, CONVERSION_IMAGES, AuditData
+from famr.audit.audit_data import CONVERSION_IMAGES, AuditData
 from famr.audit.conversions import CONVERSIONS, ConversionHits, hits_after_conversion
 from famr.audit.costs import Stopwatch
 from famr.audit.names import HEAD_ONLY, NEVER_SAW, ORIGINAL, is_reference, reference_name
@@ -19,13 +19,16 @@ from famr.audit.relearning import RelearningConfig, RelearningRun, relearning
 from famr.audit.retained_tuning import RetainedTuning, tune_on_retained
 from famr.audit.style_probe import FEW_SHOT_STYLES, StyleHits, StyleLayer, probe_style
 from famr.audit.visual_prompt import PromptConfig, PromptRecovery, recover_by_prompt
+from famr.data.loaders import order
 from famr.engine.inference import predict
 from famr.metrics.membership import predict_non_members
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 
-MEMBERSHIP_DRAWS = 5
+MEMBERSHIP_DRAWS = 20
 """Times that the membership attack is trained anew: one draw may go either way on predictions it has never seen."""
+MEMBERSHIP_IMAGES = 1000
+"""The most members, and non-members, of one draw."""
 RELEARNING = RelearningConfig()
 RELEARNING_SEEDS = (0, 1)
 PROMPT = PromptConfig()
@@ -44,7 +47,7 @@ class ModelMeasurements:
         retain: Predictions on retained training images.
         test: Predictions on held-out retained images.
         forget_test: Predictions on held-out images of what was forgotten.
-        non_members: How often the membership attack calls each forget image a non-member, as a share of its draws.
+        non_members: 1 where the membership attack calls a forget image a non-member, (draws, images).
         recovery: Class recovery from features and head.
         style: The probe of the forgotten style.
         relearning: One run for each seed.
@@ -180,7 +183,7 @@ def measure_predictions(model: Classifier, data: AuditData, costs: Stopwatch) ->
         forget, retain, test = (predict(model, images, device) for images in (splits.forget, data.retain, data.test))
         forget_test = None if splits.forget_test is None else predict(model, splits.forget_test, device)
     with costs("membership"):
-        non_members = non_member_share(forget, retain, test, data.seed)
+        non_members = non_member_draws(forget, retain, test, data.seed)
     return ModelMeasurements(forget, retain, test, forget_test, non_members)
 
 
@@ -217,8 +220,11 @@ def with_probes(
     return replace(measured, recovery=recovery, style=style_hits)
 
 
-def non_member_share(forget: Predictions, retain: Predictions, test: Predictions, seed: int) -> Tensor:
-    """How often the attack of MIA-efficacy calls each forget image a non-member, over `MEMBERSHIP_DRAWS` trainings.
+def non_member_draws(forget: Predictions, retain: Predictions, test: Predictions, seed: int) -> Tensor:
+    """Which forget images the attack of MIA-efficacy calls non-members, in `MEMBERSHIP_DRAWS` trainings.
+
+    Each draw learns from a random half of the members and of the non-members, or less: halves differ from one another
+    by as much as two samples of the whole size would, so the draws show how far the outcome depends on the sample.
 
     Args:
         forget: Predictions to attack, on the forget set.
@@ -227,15 +233,17 @@ def non_member_share(forget: Predictions, retain: Predictions, test: Predictions
         seed: Of the first draw; each further draw has the next seed.
 
     Returns:
-        (images,), from 0 to 1.
+        1 for a non-member, 0 for a member, (draws, images).
     """
-    members, non_members = (_true_probability(each)[:ATTACK_IMAGES] for each in (retain, test))
-    attacked = _true_probability(forget)
-    with ThreadPoolExecutor(MEMBERSHIP_DRAWS) as threads:
-        draws = threads.map(
-            lambda draw: predict_non_members(members, non_members, attacked, seed + draw), range(MEMBERSHIP_DRAWS)
-        )
-        return torch.stack(list(draws)).mean(dim=0)
+    members, non_members, attacked = (_true_probability(each) for each in (retain, test, forget))
+    count = max(1, min(MEMBERSHIP_IMAGES, len(members) // 2, len(non_members) // 2))
+
+    def draw(number: int) -> Tensor:
+        known, unknown = (each[order(len(each), seed + number)[:count]] for each in (members, non_members))
+        return predict_non_members(known, unknown, attacked, seed + number)
+
+    with ThreadPoolExecutor() as threads:
+        return torch.stack(list(threads.map(draw, range(MEMBERSHIP_DRAWS))))
 
 
 def _learned_of_each_class(data: AuditData, images: int) -> int:

@@ -12,7 +12,7 @@ from famr.metrics.forgetting import correct
 from famr.metrics.predictions import Predictions
 
 PerImage = Callable[[ModelMeasurements], Tensor]
-"""A model → one value for each of its images, (images,)."""
+"""A model → one value for each of its images, (images,), or for each draw of an attack and image, (draws, images)."""
 
 
 def hits_on(name: str) -> PerImage:
@@ -43,7 +43,7 @@ def share_above_true(model: ModelMeasurements) -> Tensor:
 
 
 def non_member(model: ModelMeasurements) -> Tensor:
-    """How often the membership attack calls each forget image a non-member.
+    """1 where the membership attack calls a forget image a non-member, (draws, images).
 
     Args:
         model: The model.

@@ -20,7 +20,7 @@ from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates import GATES
 from famr.audit.gates.base import Gate, Kind
 from famr.audit.names import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, RETRAINED, UNLEARNED
-from famr.audit.prediction_bound import upper_prediction_bound
+from famr.audit.prediction_bound import gap_bound_of_others, gap_prediction_bound, upper_prediction_bound
 from famr.errors import RequestError
 
 Verdict = Literal["pass", "fail", "cannot tell"]
@@ -56,7 +56,7 @@ def verdict_of(estimate: Estimate, threshold: float, allowed: float) -> Verdict:
     return "fail" if estimate.value > allowed and low > threshold else "cannot tell"
 
 
-def allowed_value(threshold: float, among_references: Sequence[Estimate], level: float) -> float:
+def allowed_value(threshold: float, among_references: Sequence[Estimate], level: float, gaps: bool = False) -> float:
     """The threshold, or where there are enough reference models the bound for one more of them, if that is more.
 
     The bound is made of values, not of the ends of intervals: noise in single estimates does not loosen a gate, and
@@ -66,6 +66,7 @@ def allowed_value(threshold: float, among_references: Sequence[Estimate], level:
         threshold: Of the gate: the largest difference that does not matter.
         among_references: The estimate of each reference model against the remaining ones.
         level: The probability with which one more reference model may exceed the bound.
+        gaps: As in `Estimates`.
 
     >>> allowed_value(0.25, [Estimate(0.2), Estimate(0.27, 0.0, 0.9)], 0.05)
     0.25
@@ -75,22 +76,28 @@ def allowed_value(threshold: float, among_references: Sequence[Estimate], level:
     values = [estimate.value for estimate in among_references if estimate.value is not None]
     if len(values) < FEWEST_REFERENCES:
         return threshold
-    return max(threshold, upper_prediction_bound(values, level))
+    return max(threshold, (gap_prediction_bound if gaps else upper_prediction_bound)(values, level))
 
 
-def retrained_verdict(among_references: Sequence[Estimate], threshold: float, level: float) -> Verdict:
+def retrained_verdict(
+    among_references: Sequence[Estimate], threshold: float, level: float, gaps: bool = False
+) -> Verdict:
     """The verdict on the reference model that is farthest from the remaining ones, by the bound that those set.
 
     Args:
         among_references: The estimate of each reference model against the remaining ones.
         threshold: Of the gate.
         level: As in `allowed_value`; shared out among the reference models, as the farthest is chosen.
+        gaps: As in `Estimates`.
     """
     farthest = max(among_references, key=lambda estimate: -1.0 if estimate.value is None else estimate.value)
     others = [each.value for each in among_references if each is not farthest and each.value is not None]
-    allowed = threshold
-    if len(others) >= FEWEST_REFERENCES - 1:
-        allowed = max(threshold, upper_prediction_bound(others, level / len(among_references)))
+    allowed, shared = threshold, level / len(among_references)
+    if farthest.value is not None and len(others) >= FEWEST_REFERENCES - 1:
+        bound = (
+            gap_bound_of_others([farthest.value, *others], shared) if gaps else upper_prediction_bound(others, shared)
+        )
+        allowed = max(threshold, bound)
     return verdict_of(farthest, threshold, allowed)
 
 
@@ -164,15 +171,15 @@ class GateResult:
             threshold: Its own, or the user's.
             level: The probability with which one more retrained model may fail it.
         """
-        among = estimates.among_references
-        allowed, own = (allowed_value(each, among, level) for each in (threshold, gate.threshold))
+        among, gaps = estimates.among_references, estimates.gaps
+        allowed, own = (allowed_value(each, among, level, gaps) for each in (threshold, gate.threshold))
         figures = dict(estimates.by_model)
         verdicts = {model: verdict_of(estimate, threshold, allowed) for model, estimate in figures.items()}
         for control in (NEVER_SAW, RETRAINED):
             if control in figures:
                 verdicts[control] = verdict_of(figures[control], gate.threshold, own)
         if among:
-            verdicts[RETRAINED] = retrained_verdict(among, gate.threshold, level)
+            verdicts[RETRAINED] = retrained_verdict(among, gate.threshold, level, gaps)
         return cls(gate.name, gate.description, gate.kind, threshold, allowed, gate.needs_retrained, figures, verdicts)
 
     @property
@@ -232,7 +239,7 @@ def _of_one(estimates: Estimates, method: str, models: ComparedModels) -> Estima
     """The estimates of one method's result, called "unlearned", and of the controls."""
     own = {UNLEARNED: estimates.by_model[method]} if method in estimates.by_model else {}
     controls = {name: estimate for name, estimate in estimates.by_model.items() if name not in models.methods}
-    return Estimates({**own, **controls}, estimates.among_references)
+    return replace(estimates, by_model={**own, **controls})
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:

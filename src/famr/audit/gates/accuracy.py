@@ -56,7 +56,7 @@ AVERAGE_GAP = Gate(
     title="the mean gap to retrained models",
     description="Avg. Gap: the mean gap of forget, retain and test accuracy and MIA-efficacy.",
     threshold=0.02,
-    measure=against_references(average_gap_estimate),
+    measure=against_references(average_gap_estimate, gaps=True),
     kind="likeness",
 )
 

@@ -80,11 +80,12 @@ class Gate:
     needs_retrained: bool = True
 
 
-def against_references(compare: Compare) -> Measure:
+def against_references(compare: Compare, gaps: bool = False) -> Measure:
     """Distances to reference models; those of each reference model to the remaining ones are the scale.
 
     Args:
         compare: The distance.
+        gaps: Whether it is |model − mean of the reference models|, or a mean of such gaps.
     """
 
     def measure(models: ComparedModels) -> Estimates:
@@ -95,7 +96,7 @@ def against_references(compare: Compare) -> Measure:
         if len(references) < 2:
             return Estimates({**by_model, RETRAINED: Estimate.not_available(ONE_REFERENCE)})
         among = [compare(one, [other for other in references if other is not one], models) for one in references]
-        return Estimates({**by_model, RETRAINED: worst(among)}, among)
+        return Estimates({**by_model, RETRAINED: worst(among)}, among, gaps)
 
     return measure
 
@@ -116,7 +117,7 @@ def gap_to_references(values: PerImage) -> Measure:
         values: The measure whose gap is taken.
     """
     return against_references(
-        lambda model, references, models: gap_estimate(difference(model, references, values), models.seed)
+        lambda model, references, models: gap_estimate(difference(model, references, values), models.seed), gaps=True
     )
 
 
