@@ -1,9 +1,9 @@
-"""The audit on CIFAR-100 with ViT-Ti: three classes and a tenth of the images, the paper's preset and the default.
+"""The audit on CIFAR-100 with ViT-Ti: three classes and a tenth of the images; the paper, quick and thorough runs.
 
     python -m benchmarks.audit_cifar100 --data DIR --weights FILE \
         --output benchmarks/results/audits-cifar100-vit_tiny.json
 
-Beside the two methods stand the original (doing nothing is a row of every table), five models retrained without the
+Beside the methods stand the original (doing nothing is a row of every table), five models retrained without the
 request, one that never saw it and was trained for a quarter of the epochs, an edit of the head alone, and a model that
 predicts one class. The images that calibrate a method are none that it is scored on. Models are kept in MODELS, and
 a request that is in the output is not audited again.
@@ -52,7 +52,11 @@ from famr.engine.devices import pick_device
 from famr.engine.inference import predict
 from famr.metrics.forgetting import entropy
 
-METHODS = {"paper": replace(famr.FAMR.paper(), precision=None), "default": famr.FAMR()}
+METHODS = {
+    "paper": replace(famr.FAMR.paper(), precision=None),
+    "quick": famr.FAMR(effort="quick"),
+    "thorough": famr.FAMR(effort="thorough"),
+}
 """The paper's preset in the precision of the device, as it is run many times for shadows."""
 CLASSES = 3
 REFERENCES = 5
@@ -105,7 +109,8 @@ def main() -> None:
         if number in (0, CLASSES):
             found = {method: shadows.logits(SAMPLES if number else CLASS, method) for method in METHODS}
         given = {method: logits for method, logits in found.items() if logits is not None}
-        results.add(audit_cell(original, models_of_request, given, arguments.quick))
+        recipe = famr.ProxyRecipe(training, start(0))
+        results.add(audit_cell(original, recipe, models_of_request, given, arguments.quick))
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,14 +154,19 @@ def train_alone(
 
 
 def audit_cell(
-    original: famr.Classifier, alone: TrainedAlone, shadows: dict[str, ShadowLogits], quick: bool
+    original: famr.Classifier,
+    recipe: famr.ProxyRecipe,
+    alone: TrainedAlone,
+    shadows: dict[str, ShadowLogits],
+    quick: bool,
 ) -> dict[str, Any]:
     """Forget by each method and audit all results at once; the gates, the costs, and the data of the figures."""
     split = famr.calibration_split(alone.splits)
     unlearned, forgetting = {}, {}
     for method, numbers in METHODS.items():
-        result = famr.forget(original, split.for_forgetting, numbers, seed=0, monitor=famr.Monitor(track_retain=False))
-        unlearned[method], forgetting[method] = result.model, result.seconds
+        monitor = famr.Monitor(track_retain=False, rows=1)
+        result = famr.forget(original, split.for_forgetting, numbers, recipe=recipe, seed=0, monitor=monitor)
+        unlearned[method], forgetting[method] = result.model, result.seconds_of_all
     by_model: dict[str, float] = {}
     begun = last = time.perf_counter()
 

@@ -9,9 +9,7 @@ from typing import Any
 from benchmarks.markdown import machine_line, markdown_table, page_head
 
 CONTROLS = ("original", "retrained", "never saw", "head only", "collapsed")
-METHODS = ("paper", "default")
-MODELS = (*CONTROLS, *METHODS)
-"""The columns: models of which it is known what a gate has to say, then the methods."""
+"""Models of which it is known what a gate has to say: the first columns; the methods follow."""
 SIGNS = {"pass": "pass", "fail": "**fail**", "cannot tell": "?"}
 COLOURS = {"pass": "#2a9d8f", "fail": "#c1440e", "cannot tell": "#e9c46a", None: "#ededed"}
 
@@ -38,17 +36,18 @@ def audits_page(name: str, content: dict[str, Any]) -> str:
 def _request(cell: Mapping[str, Any]) -> list[str]:
     audits, seconds = cell["audits"], cell["seconds"]
     sentences = "\n".join(f"- **{method}**: {audit['sentence']}" for method, audit in audits.items())
-    head = ("gate", "kind", "allowed", *MODELS, *(f"counts for {method}" for method in audits))
+    models = (*CONTROLS, *audits)
+    head = ("gate", "kind", "allowed", *models, *(f"counts for {method}" for method in audits))
     rows = [
         (each["name"], each["kind"], f"{each['allowed']:.3f}", *_cells(audits, each["name"])) for each in _gates(audits)
     ]
-    verdicts = [SIGNS.get(_verdict(audits, model), "–") for model in MODELS]
+    verdicts = [SIGNS.get(_verdict(audits, model), "–") for model in models]
     rows.append(("verdict", "", "", *verdicts, *("" for _ in audits)))
     by_part = ", ".join(f"{part} {value:.1f}" for part, value in seconds["by_part"].items())
     return [
         sentences,
         markdown_table([head, *rows]),
-        f"Seconds: retraining {_number(seconds['retraining'])}; the audits of both methods together "
+        f"Seconds: retraining {_number(seconds['retraining'])}; the audits of all methods together "
         f"{seconds['audits']:.0f} ({by_part}).",
     ]
 
@@ -73,7 +72,7 @@ def _check(audits: Mapping[str, Any], model: str, gate: str) -> tuple[dict[str, 
 def _cells(audits: Mapping[str, Any], gate: str) -> list[str]:
     """The value and verdict of every model, then for which methods the gate counts."""
     cells = []
-    for model in MODELS:
+    for model in (*CONTROLS, *audits):
         found = _check(audits, model, gate)
         figure = None if found is None else found[0]["figures"].get(found[1])
         if found is None or figure is None:
@@ -110,17 +109,18 @@ def draw_audits(content: dict[str, Any], file: Path) -> None:
     FigureCanvasAgg(figure)
     for index, axes in enumerate(figure.subplots(1, len(cells), sharey=True, squeeze=False)[0]):
         audits = cells[index]["audits"]
+        models = (*CONTROLS, *audits)
         for row, gate in enumerate(gates):
-            for column, model in enumerate(MODELS):
+            for column, model in enumerate(models):
                 found = _check(audits, model, gate)
                 verdict = None if found is None else found[0]["verdicts"].get(found[1])
                 pale = found is not None and not found[0]["counts"]
                 axes.add_patch(
                     Rectangle((column, row), 0.94, 0.9, color=COLOURS[verdict], alpha=0.3 if pale else 1.0, linewidth=0)
                 )
-        axes.set(xlim=(0, len(MODELS)), ylim=(len(gates), 0))
+        axes.set(xlim=(0, len(models)), ylim=(len(gates), 0))
         axes.set_title(cells[index]["request"], fontsize=9, parse_math=False)
-        axes.set_xticks([column + 0.47 for column in range(len(MODELS))], MODELS, rotation=60, fontsize=7, ha="right")
+        axes.set_xticks([column + 0.47 for column in range(len(models))], models, rotation=60, fontsize=7, ha="right")
         axes.set_yticks(
             [row + 0.45 for row in range(len(gates))], [gate.replace("_", " ") for gate in gates], fontsize=7
         )

@@ -180,7 +180,8 @@ class ShadowModels:
                 continue
             splits = famr.calibration_split(famr.split(own, requests[kind])).for_forgetting
             try:
-                unlearned, wider = unlearn_shadow(trained.model, splits, setting.methods[method], number)
+                recipe = famr.ProxyRecipe(setting.training, setting.start(seed))
+                unlearned, wider = unlearn_shadow(trained.model, splits, setting.methods[method], recipe, number)
             except FamrError as error:
                 log(f"shadow {number}, {kind}, {method}: {error.what}")
                 continue
@@ -200,7 +201,7 @@ class ShadowModels:
 
 
 def unlearn_shadow(
-    model: famr.Classifier, splits: Splits, method: famr.FAMR, seed: int
+    model: famr.Classifier, splits: Splits, method: famr.FAMR, recipe: famr.ProxyRecipe, seed: int
 ) -> tuple[famr.Classifier, bool]:
     """The shadow after it unlearned, and whether that took the wider budget.
 
@@ -210,13 +211,14 @@ def unlearn_shadow(
         model: The shadow.
         splits: What it has to forget.
         method: How.
+        recipe: How the shadow was trained.
         seed: Of the run.
     """
     monitor = famr.Monitor(track_retain=False)
     try:
-        return famr.forget(model, splits, method, seed=seed, monitor=monitor).model, False
+        return famr.forget(model, splits, method, recipe=recipe, seed=seed, monitor=monitor).model, False
     except GateError:
         if method.strength != "auto":  # no strength is searched, so no budget helps
             raise
         wider = replace(method, budget=WIDER_BUDGET)
-        return famr.forget(model, splits, wider, seed=seed, monitor=monitor).model, True
+        return famr.forget(model, splits, wider, recipe=recipe, seed=seed, monitor=monitor).model, True

@@ -48,7 +48,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def unlearning(calls: Calls, refuses: Callable[[int, float], bool]) -> Callable[..., Any]:
-    def forget(model: Any, splits: Splits, method: famr.FAMR, *, seed: int, monitor: famr.Monitor) -> Any:
+    def forget(
+        model: Any, splits: Splits, method: famr.FAMR, *, recipe: famr.ProxyRecipe, seed: int, monitor: famr.Monitor
+    ) -> Any:
+        assert recipe.start is not None
         calls.unlearned.append((seed, method.budget, splits))
         if refuses(seed, method.budget):
             raise GateError(f"No strength forgets within the budget of {method.budget:g}.")
