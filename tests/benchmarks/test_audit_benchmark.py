@@ -178,7 +178,7 @@ def test_the_page_has_every_model_beside_the_gates_and_says_which_do_not_count(t
         f"{value} pass | yes | no: the original does not fail it here |"
     ) in page
     assert "- **paper**: Failed: 0 of 1." in page
-    assert "retraining 18.2; the audits of both methods together 31 (gates 1.5)" in page
+    assert "retraining 18.2; the audits of all methods together 31 (gates 1.5)" in page
     draw_audits(content, tmp_path / "one.png")
     draw_audits({**content, "cells": [cell, cell]}, tmp_path / "two.png")
     widths = [int.from_bytes((tmp_path / name).read_bytes()[16:20], "big") for name in ("one.png", "two.png")]

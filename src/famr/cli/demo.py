@@ -24,12 +24,12 @@ from famr.evaluation.evaluate import compare
 from famr.extras import require_extra
 from famr.metrics.scores import Scores
 from famr.models import Classifier, new_model
+from famr.proxies.recipe import ProxyRecipe
 from famr.report.figures import write_epochs
 from famr.runs.folder import atomic_folder, check_output, write_json
 from famr.training import Trained, Training, fit
 from famr.unlearn.forget import forget
 from famr.unlearn.history import Monitor
-from famr.unlearn.resolve import enough_epochs
 from famr.unlearn.result import Unlearned
 
 MODEL = "timm:vit_tiny_patch16_224"
@@ -130,8 +130,9 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> De
         original = train(data.train, "training the original")
         original.save(folder / "original", data=source)
         title = f"forgetting class {FORGOTTEN}"
-        result = _forget(original.model, seen, METHOD, seed, title, quiet)
-        paper = _forget(original.model, seen, PAPER, seed, f"{title} as the paper does", quiet)
+        recipe = ProxyRecipe(TRAINING, start, source="the training of the original")
+        result = _forget(original.model, seen, METHOD, recipe, seed, title, quiet)
+        paper = _forget(original.model, seen, PAPER, recipe, seed, f"{title} as the paper does", quiet)
         assert splits.retain is not None
         retrained = train(splits.retain, f"retraining without class {FORGOTTEN}")
         retrained.save(folder / "retrained", data=source, without=splits.request, left_out=splits.forget)
@@ -144,8 +145,8 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> De
         write_epochs(rows, f"Forgetting class {FORGOTTEN} of digits", folder / "forgetting.png")
         seconds = {
             "original": original.seconds,
-            "unlearned": result.seconds,
-            "paper": paper.seconds,
+            "unlearned": result.seconds_of_all or result.seconds,
+            "paper": paper.seconds_of_all or paper.seconds,
             "retrained": retrained.seconds,
         }
         report = DemoReport(scores, paper_scores, result.why, seconds, output_dir)
@@ -153,8 +154,9 @@ def run_demo(output_dir: Path, *, overwrite: bool, seed: int, quiet: bool) -> De
     return report
 
 
-def _forget(model: Classifier, splits: Splits, method: FAMR, seed: int, title: str, quiet: bool) -> Unlearned:
-    batches = -(-len(splits.forget) // method.batch_size)
-    steps = (method.epochs or enough_epochs(batches, natural=True)) * batches
-    with progress(steps, title, quiet) as on_event:
-        return forget(model, splits, method, seed=seed, device="cpu", monitor=Monitor(on_event=on_event))
+def _forget(
+    model: Classifier, splits: Splits, method: FAMR, recipe: ProxyRecipe, seed: int, title: str, quiet: bool
+) -> Unlearned:
+    with progress(None, title, quiet) as on_event:
+        monitor = Monitor(on_event=on_event)
+        return forget(model, splits, method, recipe=recipe, seed=seed, device="cpu", monitor=monitor)
