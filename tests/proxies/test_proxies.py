@@ -240,7 +240,7 @@ def test_layers_that_do_not_fit_are_named(original: famr.Classifier) -> None:
 def test_images_without_labels_cannot_train_a_proxy(original: famr.Classifier, recipe: ProxyRecipe, some: Data) -> None:
     unlabelled = some.train.with_targets([-1] * 10)
     with (
-        pytest.raises(RequestError, match="labelled training images"),
+        pytest.raises(RequestError, match="the training images have no labels"),
         proxy_trainer(original, recipe, unlabelled, engine=ENGINE),
     ):
         pass

@@ -114,6 +114,17 @@ def test_without_data_for_a_proxy_thorough_is_refused_and_auto_is_quick() -> Non
         resolved(famr.FAMR(target="proxy"), available())
 
 
+def test_too_few_images_for_a_proxy_are_an_error_where_it_was_asked_for_and_else_make_the_run_quick(
+    original: famr.Classifier, without_three: famr.Splits
+) -> None:
+    assert without_three.retain is not None
+    few = replace(without_three, retain=without_three.retain.take(torch.arange(100)))
+    with pytest.raises(RequestError, match="100 training images of 9 classes are too few, it takes 20 a class"):
+        famr.forget(original, few, THOROUGH, device="cpu", monitor=QUIET)
+    method = famr.FAMR(epochs=1, strength=1.0)
+    assert famr.forget(original, few, method, device="cpu", monitor=QUIET).method.target == "masked"
+
+
 def test_the_target_of_a_thorough_run_is_nearer_to_retrained_models_than_that_of_a_quick_one(
     original: famr.Classifier, calibrated: famr.Splits, thorough: Unlearned, retrained_runs: list[Trained]
 ) -> None:
@@ -239,7 +250,7 @@ def test_a_style_is_not_what_a_sketch_left_out(
 ) -> None:
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
     method = replace(THOROUGH, beta=None, style_layer="blocks.0", epochs=1, strength=0.0)
-    with pytest.raises(RequestError, match="the sketch has none for it"):
+    with pytest.raises(RequestError, match="the sketch has no proxies for it"):
         famr.forget(original, replace(splits, retain=None), method, sketch=sketch, device="cpu")
     result = famr.forget(
         original, splits, method, sketch=sketch, recipe=replace(recipe, epochs=1), device="cpu", monitor=QUIET

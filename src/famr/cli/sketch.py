@@ -19,6 +19,7 @@ from famr.models.labels import match_labels
 from famr.proxies.cost import plan_proxies
 from famr.proxies.proxies import GROUPS, steps_of
 from famr.proxies.recipe import recorded_recipe
+from famr.proxies.training import too_few_images
 from famr.runs.events import ProxyStep
 from famr.runs.folder import atomic_file
 from famr.unlearn.sketch import Sketch, take_sketch
@@ -127,6 +128,9 @@ def write_sketch(model: Classifier, data: Data, task: SketchTask) -> Sketch:
         data = replace(data, test=calibration if len(calibration) >= FEWEST else None)
     device, recipe = pick_device(task.device), recorded_recipe(model)
     groups = GROUPS if task.proxies is None else task.proxies
+    if task.proxies is None and (too_few := too_few_images(data.train)) is not None:
+        say_note(f"the sketch gets no proxies: {too_few}")
+        groups = 0
     if groups:
         plan = plan_proxies(model, recipe, len(data.train), groups)
         if task.proxies is None and not plan.affordable(device.type):

@@ -29,6 +29,9 @@ from famr.proxies.recipe import ProxyRecipe
 from famr.training import Training
 from famr.training.steps import adamw
 
+FEWEST_A_CLASS = 20
+"""Training images a class, in the mean, below which a proxy learns too little to say anything about other images."""
+
 
 @dataclass(frozen=True, eq=False)
 class CrossEntropy:
@@ -153,12 +156,12 @@ def proxy_trainer(
         The trainer.
 
     Raises:
-        RequestError: There are no labels, or fewer than two images.
+        RequestError: There are no labels, or too few images.
         CheckpointError: The recipe's start is of another architecture.
     """
-    if not images.labelled or len(images) < 2:
+    if (why := too_few_images(images)) is not None:
         raise RequestError(
-            "A proxy needs labelled training images, at least two.",
+            f"A proxy cannot be trained: {why}.",
             where=f"{len(images)} images",
             fix="Give the data the model was trained on, or use --effort quick.",
         )
@@ -169,6 +172,20 @@ def proxy_trainer(
     precision: Precision = training.precision or ("bf16" if engine.device.type == "cuda" else "fp32")
     with engine.session(hybrid, precision, min(training.batch_size, len(images))) as session:
         yield ProxyTrainer(session, images, training, names, {name: t.detach().clone() for name, t in start.items()})
+
+
+def too_few_images(images: Images) -> str | None:
+    """Why images do not suffice to train a proxy; None where they do.
+
+    Args:
+        images: The training images.
+    """
+    if not images.labelled:
+        return "the training images have no labels"
+    classes = len(images.class_counts())
+    if len(images) < FEWEST_A_CLASS * classes or classes < 2:
+        return f"{len(images)} training images of {classes} classes are too few, it takes {FEWEST_A_CLASS} a class"
+    return None
 
 
 def full_batches(batches: Iterable[Batch], keep: Tensor | None, size: int) -> Iterator[Batch]:

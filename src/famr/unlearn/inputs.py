@@ -23,6 +23,7 @@ from famr.models import Classifier
 from famr.models.labels import require_same_labels
 from famr.proxies.cost import ProxyPlan, plan_proxy
 from famr.proxies.recipe import ProxyRecipe, recorded_recipe
+from famr.proxies.training import too_few_images
 from famr.targets import ProxyPredictions
 from famr.unlearn.sketch import Sketch
 
@@ -148,11 +149,20 @@ class RunInputs:
         if proxies is not None and self.kind != "style" and splits.forget.labelled:
             plan = ProxyPlan(f"{len(proxies)} proxies of the sketch", 0.0, 0.0, proxies.late_share)
             return replace(self, proxy_plan=plan)
-        if splits.retain is None or not splits.retain.labelled or not splits.forget.labelled:
-            why = "there are no labelled retained images" if self.sketch is None else "the sketch has none for it"
-            return replace(self, no_proxy=f"a proxy cannot be had: {why}")
+        if splits.retain is None:
+            return replace(self, no_proxy=self._why_no_proxy(splits))
+        if (too_few := too_few_images(splits.retain)) is not None:
+            return replace(self, no_proxy=too_few)
         recipe = recipe or recorded_recipe(original)
         return replace(self, recipe=recipe, proxy_plan=plan_proxy(original, recipe, len(splits.retain)))
+
+    def _why_no_proxy(self, splits: Splits) -> str:
+        """Without retained images."""
+        if self.sketch is None:
+            return "there are no retained images and no sketch"
+        if self.sketch.proxies is not None and not splits.forget.labelled:
+            return "without labels it is not known which proxies of the sketch saw the images"
+        return "there are no retained images, and the sketch has no proxies for it"
 
     @property
     def proxy_source(self) -> dict[str, Any] | None:
