@@ -32,6 +32,7 @@ from famr.engine.launch import process_group
 from famr.engine.plain import PlainEngine
 from famr.errors import DataError, FamrError, RequestError
 from famr.models.activations import capture_layer
+from famr.proxies.predictions import own_proxy
 from small import ARCHITECTURE, ARGUMENTS, CLASSES
 
 CPU = torch.device("cpu")
@@ -191,6 +192,16 @@ def forget_pairs(name: str, engine: Engine) -> famr.Unlearned:
     )
 
 
+def proxy_logits(engine: Engine) -> dict[str, torch.Tensor]:
+    """What a proxy predicts that an engine trained on digits."""
+    data = famr.open_data("digits")
+    network = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    original = famr.new_model(ARCHITECTURE, data.labels, from_scratch=True, arguments=network)
+    recipe = famr.ProxyRecipe(famr.Training(batch_size=32, learning_rate=1e-3), epochs=1)
+    retain, forget = data.train.take(torch.arange(250)), data.train.take(torch.arange(250, 290))
+    return {"logits": own_proxy(original, retain, forget, None, recipe, engine=engine).logits}
+
+
 def history_of(result: famr.Unlearned) -> list[dict[str, float]]:
     """The history without the clock."""
     rows = [asdict(row) for row in result.history]
@@ -231,6 +242,7 @@ def many_checks(rank: int, folder: Path, data: str) -> None:
             _leave(folder, rank, name, forget_pairs(name, engine))
         for name in SHARDABLE:
             _leave(folder, rank, f"{name}, sharded", forget_pairs(name, sharded))
+        save_file(proxy_logits(engine), folder / f"proxy.{rank}")
         save_file(predicted(data, ranks), folder / f"features.{rank}")
         _leave_reset(folder, rank, sharded)
         errors = {

@@ -39,6 +39,7 @@ from rank_worlds import (
     note_the_end,
     noted_command,
     predicted,
+    proxy_logits,
     world,
 )
 from small import QUICK, picture, save_pictures, save_small
@@ -113,6 +114,11 @@ def test_both_processes_have_the_history_of_one(checks: Path, name: str) -> None
     first, second = (json.loads((checks / f"{name}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
     assert first == second
     assert close(first, history_of(one_process(name)), EXACT)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_processes_train_the_proxy_of_one(checks: Path, rank: int) -> None:
+    torch.testing.assert_close(load_file(checks / f"proxy.{rank}"), proxy_logits(PLAIN), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", SHARDABLE)
