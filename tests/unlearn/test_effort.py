@@ -312,6 +312,9 @@ def test_train_sketch_and_forget_from_the_command_line(run: Callable[..., Outcom
     record = json.loads((tmp_path / "no-3/unlearning/run.json").read_text(encoding="utf-8"))
     assert record["proxy"]["trained"] == "for the sketch"
     assert record["method"]["effort"] == "thorough"
+    assert run("report", tmp_path / "no-3", "--device", "cpu").code == 0
+    page = (tmp_path / "no-3/unlearning/report.md").read_text(encoding="utf-8")
+    assert "a model that never saw the forget set, trained for the sketch" in " ".join(page.split())
     refused = run(
         "train", "--model", original, "--data", "digits", "--without-class", "3", "--sketch", "-o", tmp_path / "x"
     )

@@ -75,11 +75,24 @@ def method_section(records: RunRecords) -> Section:
     ]
     if run.get("why"):
         blocks.append(Text(f"Chosen automatically: {run['why']}."))
+    if proxy := run.get("proxy"):
+        blocks.append(Text(_proxy(proxy)))
     if trials := run.get("trials"):
         blocks.append(_trials(trials))
     if run.get("earlier"):
         blocks += _earlier_requests(records)
     return Section("Method", tuple(blocks))
+
+
+def _proxy(proxy: Mapping[str, Any]) -> str:
+    """Where the predictions of proxies came from."""
+    start = "where its training started" if proxy["start_sha256"] else "from random weights"
+    return (
+        "The target is made from the predictions of a model that never saw the forget set, trained "
+        f"{proxy['trained']}: {proxy['epochs']} epochs ({proxy['epochs_of_training']} in the original's training), "
+        f"{proxy['late_share']:.0%} of the layers, begun {start}; the other layers are the original's. "
+        f"Source: {proxy['source']}."
+    )
 
 
 def _trials(trials: Sequence[Mapping[str, Any]]) -> Table:
