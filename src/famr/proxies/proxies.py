@@ -30,8 +30,8 @@ from famr.proxies.training import proxy_trainer
 from famr.targets.base import ProxyPredictions
 
 GROUPS = 10
-"""Proxies of a sketch. Leaving out ten of a hundred classes at once gave targets as near to retrained models as leaving
-out one (JS 0.073 and 0.143 on two classes of CIFAR-100; alone 0.069 and 0.146)."""
+"""Proxies of a sketch. To leave out ten of a hundred classes at once gives targets as near to retrained models as to leave
+out one (docs/method.md, "What was tried")."""
 COMPARED_IMAGES = 5000
 """Training images, at most, from which the similarity of classes is taken."""
 

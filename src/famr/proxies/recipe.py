@@ -15,11 +15,11 @@ from famr.training import Training
 from famr.training.recorded import original_training, recorded_training
 
 EPOCH_SHARE = 0.25
-"""Epochs of a proxy, as a share of the original's. On CIFAR-100 (ViT-Ti, 8 epochs) two epochs gave a JS to retrained of
-0.069 and 0.146 on two classes, one epoch 0.087 and 0.166; two retrained models are 0.081 and 0.161 apart."""
+"""Epochs of a proxy, as a share of the original's: half as many give targets that are farther from retrained models than
+these are from each other (docs/method.md, "What was tried")."""
 LATE_SHARE = 0.5
-"""Share of the layers that a proxy has of its own. On the same classes: half of them 0.087 and 0.157, a quarter 0.093
-and 0.179 with a two-sample AUC of 0.77 and 0.64 instead of 0.58 and 0.60."""
+"""Share of the layers that a proxy has of its own. With all of them its target is nearer to retrained models, at nearly
+twice the cost; with a quarter it is farther (docs/method.md, "What was tried")."""
 
 
 @dataclass(frozen=True, eq=False)
