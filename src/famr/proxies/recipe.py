@@ -15,8 +15,8 @@ from famr.training import Training
 from famr.training.recorded import original_training, recorded_training
 
 EPOCH_SHARE = 0.25
-"""Epochs of a proxy, as a share of the original's: with half as many, targets are farther from retrained models than these
-are from each other (docs/method.md, "What was tried")."""
+"""Epochs of a proxy, as a share of the original's. With half as many its target is farther from retrained models
+(docs/method.md, "What was tried")."""
 LATE_SHARE = 0.5
 """Share of the layers that a proxy has of its own. With all of them its target is nearer to retrained models, at nearly
 twice the cost; with a quarter it is farther (docs/method.md, "What was tried")."""
