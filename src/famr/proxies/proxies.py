@@ -30,7 +30,7 @@ from famr.proxies.training import proxy_trainer
 from famr.targets.base import ProxyPredictions
 
 GROUPS = 10
-"""Proxies of a sketch. To leave out ten of a hundred classes at once costs nothing: docs/method.md, "What was tried"."""
+"""Proxies of a sketch: to leave out ten of a hundred classes at once costs nothing (docs/method.md, What was tried)."""
 COMPARED_IMAGES = 5000
 """Training images, at most, from which the similarity of classes is taken."""
 
