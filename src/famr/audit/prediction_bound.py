@@ -5,6 +5,202 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+SMALLEST_DISTANCE = 1e-12
+"""Mean distances below it are raised to it: their logarithm is taken."""
+
+T = TypeVar("T")
+
+
+class Spread(Protocol):
+    """How the retrained models of an audit differ from each other, as one gate measures it."""
+
+    @property
+    def count(self) -> int:
+        """The number of retrained models."""
+
+    def bound(self, level: float) -> float:
+        """The value that one more retrained model exceeds with this probability.
+
+        Args:
+            level: From 0 to 1.
+        """
+
+    def without(self, index: int) -> Spread:
+        """The spread of the others.
+
+        Args:
+            index: Of the model that is left out.
+        """
+
+
+@dataclass(frozen=True)
+class Upper:
+    """Values that are judged as they are: a large one is bad.
+
+    Attributes:
+        values: Of each model, against the others.
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def count(self) -> int:
+        """The number of models."""
+        return len(self.values)
+
+    def bound(self, level: float) -> float:
+        """`upper_prediction_bound`.
+
+        Args:
+            level: From 0 to 1.
+        """
+        return upper_prediction_bound(self.values, level)
+
+    def without(self, index: int) -> Upper:
+        """The values of the others.
+
+        Args:
+            index: Of the model that is left out.
+        """
+        return Upper(_without(self.values, index))
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Values that are |xᵢ − mean of the others|, or a mean of such gaps.
+
+    Without xᵢ the sum of squares falls by gapᵢ² · (n−1)/n, so that the spread of the others follows from the same gaps.
+
+    Attributes:
+        gaps: Of each model.
+        left_out: A model that does not belong to those whose spread this is; None: all belong.
+
+    >>> of_all = Gaps((2.5, 1.25, 0.0, 1.25, 2.5))  # of 1, 2, 3, 4 and 5
+    >>> of_the_others = [2.0, 2 / 3, 2 / 3, 2.0]  # of 1, 2, 3 and 4
+    >>> of_all.without(4).bound(0.05) == gap_prediction_bound(of_the_others, 0.05)
+    True
+    """
+
+    gaps: tuple[float, ...]
+    left_out: int | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of models."""
+        return len(self.gaps) - (self.left_out is not None)
+
+    def bound(self, level: float) -> float:
+        """`gap_prediction_bound`.
+
+        Args:
+            level: From 0 to 1.
+        """
+        squares, count = _sum_of_squares(self.gaps), len(self.gaps)
+        if self.left_out is not None:
+            squares = max(squares - self.gaps[self.left_out] ** 2 * (count - 1) / count, 0.0)
+        return _two_sided(squares, self.count, level)
+
+    def without(self, index: int) -> Gaps:
+        """The spread of the others; one model can be left out.
+
+        Args:
+            index: Of the model that is left out.
+        """
+        return replace(self, left_out=index)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Values that are judged by their distance from a centre that is known, whichever side they are on.
+
+    Attributes:
+        values: Of each model, before they are folded.
+        centre: What they are folded at; it is added to the bound.
+
+    >>> round(Folded((0.51, 0.47, 0.50, 0.53, 0.49), centre=0.5).bound(0.05), 3)
+    0.568
+    """
+
+    values: tuple[float, ...]
+    centre: float
+
+    @property
+    def count(self) -> int:
+        """The number of models."""
+        return len(self.values)
+
+    def bound(self, level: float) -> float:
+        """centre + |m − centre| + t_{n−1, 1−level/2} · s · √(1 + 1/n): the farther end of the two-sided bound.
+
+        `upper_prediction_bound` of what is folded would be too low: folded values spread less than those behind them.
+
+        Args:
+            level: From 0 to 1.
+        """
+        mean = statistics.fmean(self.values)
+        half = _two_sided(sum((value - mean) ** 2 for value in self.values), self.count, level)
+        return self.centre + abs(mean - self.centre) + half
+
+    def without(self, index: int) -> Folded:
+        """The values of the others.
+
+        Args:
+            index: Of the model that is left out.
+        """
+        return replace(self, values=_without(self.values, index))
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Values that are a model's mean distance to the retrained models, less that between them.
+
+    Attributes:
+        between: Distance of each pair of models, symmetric, 0 on the diagonal.
+    """
+
+    between: tuple[tuple[float, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """The number of models."""
+        return len(self.between)
+
+    def bound(self, level: float) -> float:
+        """exp(m + t_{n−1, 1−level} · s · (n−1)/(n−2) · √(1 + 1/n)) − D, from the log of each model's mean distance.
+
+        Distances are positive and skewed: some models are far from all others, none is near them all. So the bound is
+        made on their logarithms, of mean m and deviation s. Where dᵢⱼ = μ + αᵢ + αⱼ, the mean distance of model i to
+        the others is μ + αᵢ + the mean of the other α: those means share their comparisons, and spread by (n−2)/(n−1)
+        of what the α do. One more model shares none; s is raised to the spread of the α. D is the mean of all pairs.
+
+        Args:
+            level: From 0 to 1.
+
+        >>> alike = ((0.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, 0.5, 0.0))
+        >>> round(Distances(alike).bound(0.05), 9)
+        0.0
+        """
+        others = self.count - 1
+        means = [sum(row) / others for row in self.between]
+        logs = [math.log(max(mean, SMALLEST_DISTANCE)) for mean in means]
+        middle = statistics.fmean(logs)
+        above = (upper_prediction_bound(logs, level) - middle) * others / (others - 1)
+        return math.exp(middle + above) - statistics.fmean(means)
+
+    def without(self, index: int) -> Distances:
+        """The distances between the others.
+
+        Args:
+            index: Of the model that is left out.
+        """
+        return Distances(tuple(_without(row, index) for row in _without(self.between, index)))
+
+
+def _without(values: tuple[T, ...], index: int) -> tuple[T, ...]:
+    return values[:index] + values[index + 1 :]
 
 
 def gap_prediction_bound(gaps: Sequence[float], level: float) -> float:
@@ -23,25 +219,6 @@ def gap_prediction_bound(gaps: Sequence[float], level: float) -> float:
     4.809
     """
     return _two_sided(_sum_of_squares(gaps), len(gaps), level)
-
-
-def gap_bound_of_others(gaps: Sequence[float], level: float) -> float:
-    """The bound of `gap_prediction_bound` for the xᵢ with the largest gap, from the others alone.
-
-    Without xᵢ the sum of squares falls by gapᵢ² · (n−1)/n.
-
-    Args:
-        gaps: |xᵢ − mean of the others|, at least three.
-        level: The probability of exceeding the bound, from 0 to 1.
-
-    >>> gaps_of_all = [2.5, 1.25, 0.0, 1.25, 2.5]  # of 1, 2, 3, 4 and 5
-    >>> of_the_others = [2.0, 2 / 3, 2 / 3, 2.0]  # of 1, 2, 3 and 4
-    >>> gap_bound_of_others(gaps_of_all, 0.05) == gap_prediction_bound(of_the_others, 0.05)
-    True
-    """
-    count = len(gaps)
-    others = _sum_of_squares(gaps) - max(gaps) ** 2 * (count - 1) / count
-    return _two_sided(max(others, 0.0), count - 1, level)
 
 
 def _sum_of_squares(gaps: Sequence[float]) -> float:
