@@ -14,7 +14,7 @@ from test_shadows import tiny
 
 import famr
 from conftest import SMALL_VIT, Outcome
-from famr.audit import conversions, measurements, two_sample
+from famr.audit import conversions, measurements, membership_attack, two_sample
 from famr.audit.audit import Against, AuditSettings, audit, audit_methods
 from famr.audit.controls import NEVER_SAW_EPOCHS
 from famr.audit.costs import PartDone
@@ -103,7 +103,7 @@ def whole(world: World, parts: list[PartDone]) -> dict[str, Audit]:
         patch.setattr(two_sample, "FOLDS", 2)
         patch.setattr(measurements, "RELEARNING_SEEDS", SEEDS)
         patch.setattr(measurements, "PROMPT", PromptConfig(steps=60))
-        patch.setattr(measurements, "MEMBERSHIP_DRAWS", 100)  # here the attack is little better than a coin flip
+        patch.setattr(membership_attack, "MEMBERSHIP_DRAWS", 100)  # here the attack is little better than a coin flip
         return audit_methods(models, world.scored, against, AuditSettings(device="cpu", on_part=parts.append))
 
 

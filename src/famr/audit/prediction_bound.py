@@ -171,10 +171,11 @@ class Distances:
     def bound(self, level: float) -> float:
         """exp(m + t_{n−1, 1−level} · s · (n−1)/(n−2) · √(1 + 1/n)) − D, from the log of each model's mean distance.
 
-        Distances are positive and skewed: some models are far from all others, none is near them all. So the bound is
-        made on their logarithms, of mean m and deviation s. Where dᵢⱼ = μ + αᵢ + αⱼ, the mean distance of model i to
-        the others is μ + αᵢ + the mean of the other α: those means share their comparisons, and spread by (n−2)/(n−1)
-        of what the α do. One more model shares none; s is raised to the spread of the α. D is the mean of all pairs.
+        Distances are positive and skewed: some models are far from all others, none is near them all. So they are taken
+        as products, dᵢⱼ = exp(μ + αᵢ + αⱼ) with normal α, and the bound is made on logarithms, of mean m and deviation
+        s. To first order the log of model i's mean distance to the others is μ + αᵢ + the mean of the other α: these
+        means share their comparisons, and spread by (n−2)/(n−1) of what the α do. One more model shares none, so s is
+        raised to the spread of the α. D is the mean of all pairs.
 
         Args:
             level: From 0 to 1.
