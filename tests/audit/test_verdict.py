@@ -18,7 +18,7 @@ import famr
 from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates import GATES, Gate
 from famr.audit.gates.base import Kind
-from famr.audit.prediction_bound import Distances, Folded, Gaps, gap_prediction_bound, upper_prediction_bound
+from famr.audit.prediction_bound import Distances, Folded, Gaps, Shares, gap_prediction_bound, upper_prediction_bound
 from famr.audit.verdict import (
     FALSE_FAILS,
     FEWEST_REFERENCES,
@@ -151,6 +151,31 @@ def test_one_more_model_is_beyond_the_bound_of_folded_values_as_often_as_it_says
     assert beyond / len(draws) <= 0.025
     assert beyond_one_sided / len(draws) > 0.04
     assert Folded((0.4, 0.5, 0.6), 0.5).without(0) == Folded((0.5, 0.6), 0.5)
+
+
+@pytest.mark.parametrize("count", [5, 10])
+def test_one_more_model_is_beyond_the_bound_of_small_shares_as_often_as_it_says(count: int) -> None:
+    """Of shares of 40 images, most of which are 0; by their gaps one more model would exceed its bound too often."""
+    generator, sets, level, images = torch.Generator().manual_seed(0), 1500, 0.02, 40
+    score = torch.randn(sets, count + 1, generator=generator, dtype=torch.float64) * 0.6 - 1.9
+    recovered = torch.distributions.Normal(0.0, 1.0).cdf(score)
+    shares = (torch.rand(sets, count + 1, images, generator=generator) < recovered[..., None]).double().mean(dim=-1)
+    beyond, beyond_gaps = 0, 0
+    for each in shares:
+        gap = float(abs(each[0] - each[1:].mean()))
+        beyond += gap > max(0.05, Shares(tuple(each[1:].tolist()), images).bound(level))
+        beyond_gaps += gap > max(0.05, gap_prediction_bound(gaps_of(each[1:]), level))
+    assert beyond / sets <= 0.025
+    assert beyond_gaps / sets > 0.04
+
+
+def test_a_bound_of_shares_is_that_of_their_scores_and_ends_at_all_images() -> None:
+    shares = Shares((0.45, 0.5, 0.55, 0.5, 0.5), 100_000)
+    assert shares.bound(0.05) == pytest.approx(
+        gap_prediction_bound(gaps_of(torch.tensor(shares.shares, dtype=torch.float64)), 0.05), rel=0.01
+    )
+    assert Shares((0.0, 0.9, 0.5, 0.1, 0.5), 40).bound(0.001) == pytest.approx(0.6, abs=0.001)
+    assert shares.without(0) == Shares((0.5, 0.55, 0.5, 0.5), 100_000)
 
 
 def excesses(distance: Tensor) -> tuple[float, list[float]]:

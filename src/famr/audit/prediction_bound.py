@@ -113,6 +113,56 @@ class Gaps:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """Values that are gaps of shares of images: |xᵢ − mean of the others|, where an attack recovers few images or many.
+
+    Attributes:
+        shares: xᵢ of each model, from 0 to 1.
+        images: What they are shares of.
+
+    >>> few, none = Shares((0.0, 0.0, 0.1, 0.0, 0.2), 40), Shares((0.0, 0.0, 0.0, 0.0, 0.0), 40)
+    >>> round(few.bound(0.05), 3), round(none.bound(0.05), 3)
+    (0.575, 0.0)
+    """
+
+    shares: tuple[float, ...]
+    images: int
+
+    @property
+    def count(self) -> int:
+        """The number of models."""
+        return len(self.shares)
+
+    def bound(self, level: float) -> float:
+        """max(Φ(m + w) − x̄, x̄ − Φ(m − w)), w = t_{n−1, 1−level/2} · s · √(1 + 1/n), with m and s of Φ⁻¹ of the shares.
+
+        Where most retrained models recover nothing and one recovers a third, shares are not normal: they end at 0, and
+        spread more the farther they are from it. An image is recovered where a continuous score is beyond a limit, so
+        that Φ⁻¹ of a share is the mean score [Bliss 1934]. Half an image is added to those that are recovered and to
+        those that are not, as Φ⁻¹ of 0 is −∞.
+
+        Args:
+            level: From 0 to 1.
+        """
+        normal = statistics.NormalDist()
+        scores = [normal.inv_cdf((share * self.images + 0.5) / (self.images + 1)) for share in self.shares]
+        middle, mean = statistics.fmean(scores), statistics.fmean(self.shares)
+        width = _two_sided(sum((score - middle) ** 2 for score in scores), self.count, level)
+        low, high = (
+            (normal.cdf(end) * (self.images + 1) - 0.5) / self.images for end in (middle - width, middle + width)
+        )
+        return max(min(high, 1.0) - mean, mean - max(low, 0.0), 0.0)
+
+    def without(self, index: int) -> Shares:
+        """The shares of the others.
+
+        Args:
+            index: Of the model that is left out.
+        """
+        return replace(self, shares=_without(self.shares, index))
+
+
+@dataclass(frozen=True)
 class Folded:
     """Values that are judged by their distance from a centre that is known, whichever side they are on.
 

@@ -11,7 +11,7 @@ from famr.audit.estimate import Estimate, Estimates, gap_estimate
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.names import RETRAINED
 from famr.audit.per_image import PerImage, difference
-from famr.audit.prediction_bound import Gaps, Spread
+from famr.audit.prediction_bound import Gaps, Shares, Spread
 
 NO_REFERENCE = "no retrained model was given"
 ONE_REFERENCE = "comparing retrained models with each other takes two, and one was given"
@@ -95,6 +95,20 @@ def of_gaps(among: Sequence[Estimate], models: ComparedModels) -> Spread:  # noq
     return Gaps(tuple(estimate.value for estimate in among if estimate.value is not None))
 
 
+def of_shares(values: PerImage) -> SpreadOf:
+    """The spread of gaps of shares of images, most of which may be 0.
+
+    Args:
+        values: The measure whose gap is taken: 1 or 0 of each image, or a share over draws.
+    """
+
+    def spread(among: Sequence[Estimate], models: ComparedModels) -> Spread:  # noqa: ARG001
+        found = [values(reference) for reference in models.references]
+        return Shares(tuple(float(each.double().mean()) for each in found), found[0].shape[-1])
+
+    return spread
+
+
 def against_references(compare: Compare, spread: SpreadOf | None = None) -> Measure:
     """Distances to reference models; those of each reference model to the remaining ones are the scale.
 
@@ -125,14 +139,15 @@ def worst(estimates: Sequence[Estimate]) -> Estimate:
     return max(estimates, key=lambda estimate: -1.0 if estimate.value is None else estimate.value)
 
 
-def gap_to_references(values: PerImage) -> Measure:
+def gap_to_references(values: PerImage, spread: SpreadOf = of_gaps) -> Measure:
     """|mean over images of (model − mean of the reference models)|: more and less than theirs count alike.
 
     Args:
         values: The measure whose gap is taken.
+        spread: How to bound that of one more reference model.
     """
     return against_references(
-        lambda model, references, models: gap_estimate(difference(model, references, values), models.seed), of_gaps
+        lambda model, references, models: gap_estimate(difference(model, references, values), models.seed), spread
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import RESAMPLES, Estimate, Estimates, gap_of_replicates
-from famr.audit.gates.base import Gate, against_references, gap_to_references, of_gaps
+from famr.audit.gates.base import Gate, against_references, gap_to_references, of_shares
 from famr.audit.head_attacks import recovered_by_resampled_bias
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.per_image import PerImage
@@ -75,7 +75,7 @@ def best_bias_gaps(models: ComparedModels) -> Estimates:
         difference = recovered[id(model)] - expected
         return gap_of_replicates(float(difference[0]), difference[1:])
 
-    return against_references(compare, of_gaps)(models)
+    return against_references(compare, of_shares(recovered_by("best_bias")))(models)
 
 
 def _recovered_by_bias(model: ModelMeasurements, seed: int) -> Tensor:
@@ -102,7 +102,7 @@ PROBE_GAP = Gate(
     title="a linear probe on the features recovers the class to another degree than in retrained models",
     description="A linear probe with five images a class: |held-out forget accuracy − retrained|.",
     threshold=0.1,
-    measure=gap_to_references(recovered_by("probe")),
+    measure=gap_to_references(recovered_by("probe"), of_shares(recovered_by("probe"))),
     kind="depth",
     applies=has_recovery,
 )
@@ -112,7 +112,7 @@ NEIGHBOURS_GAP = Gate(
     title="nearest neighbours in feature space recover the class to another degree than in retrained models",
     description="Nearest neighbours among five images a class: |held-out forget accuracy − retrained|.",
     threshold=0.1,
-    measure=gap_to_references(recovered_by("neighbours")),
+    measure=gap_to_references(recovered_by("neighbours"), of_shares(recovered_by("neighbours"))),
     kind="depth",
     applies=has_recovery,
 )
@@ -140,7 +140,7 @@ ORIGINAL_HEAD_GAP = Gate(
     description="The original's head in place of the model's own, where it keeps half of the retained accuracy: "
     "|held-out forget accuracy − retrained|.",
     threshold=0.1,
-    measure=gap_to_references(recovered_by_original_head),
+    measure=gap_to_references(recovered_by_original_head, of_shares(recovered_by_original_head)),
     kind="depth",
     applies=has_original_head,
 )
