@@ -31,6 +31,7 @@ from famr.audit.head_attacks import (
 )
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.per_image import difference
+from famr.audit.prediction_bound import Shares
 from famr.audit.probes import FewShot, few_of_each, neighbour_predictions, probe_predictions, prototype_head
 from famr.audit.recovery import AttackHits, ClassRecovery, recover_classes
 from famr.audit.verdict import GateResult, verdict_of
@@ -225,6 +226,29 @@ def test_the_gate_on_the_best_bias_cannot_tell_where_a_few_retained_images_decid
     assert found.figures["unlearned"] == Estimate(1.0, 0.0, 1.0)
     assert found.verdicts["unlearned"] == "cannot tell"
     assert found.verdicts["original"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("gate", "attack"),
+    [
+        ("best_bias_gap", "best_bias"),
+        ("probe_gap", "probe"),
+        ("neighbours_gap", "neighbours"),
+        ("original_head_gap", "original_head"),
+    ],
+)
+def test_gates_on_recovery_are_bounded_by_shares_of_images(without_three: famr.Splits, gate: str, attack: str) -> None:
+    def model(recovered: int) -> ModelMeasurements:
+        hits = AttackHits((torch.arange(40) < recovered).float(), None)
+        ties = BiasTies(torch.where(hits.forget == 1, -1.0, 9.0), torch.zeros(300))
+        predictions = right_for(0.0, torch.arange(40) % 5)
+        recovery = ClassRecovery({"as_it_is": hits, attack: hits}, {}, "", ties)
+        return replace(measured(predictions, predictions), recovery=recovery)
+
+    recovered = (0, 1, 0, 2, 0)
+    found = GATES[gate].measure(compared(without_three, {"unlearned": model(4)}, [model(each) for each in recovered]))
+    assert found.spread == Shares(tuple(each / 40 for each in recovered), 40)
+    assert found.by_model["unlearned"].value == pytest.approx(0.1 - 3 / 200)
 
 
 def test_the_head_is_transplanted_into_a_copy(original: famr.Classifier) -> None:
