@@ -12,7 +12,8 @@ TITLES = {
     "original": "original, as if it were unlearned",
     "head only": "original with an edit of its head alone",
     "unlearned paper": "paper's preset",
-    "unlearned default": "default",
+    "unlearned quick": "quick",
+    "unlearned thorough": "thorough",
 }
 """Kinds of audited model, in the order of the tables."""
 
@@ -27,7 +28,8 @@ def calibration_page(name: str, content: dict[str, Any]) -> str:
         f"- Data: {content['data']}\n- Model: {content['model']}; {training['epochs']} epochs, batch "
         f"{training['batch_size']}\n- Audited: {retrained} retrained models (seeds {_range(seeds['retrained'])}), each "
         f"against others of them; {originals} originals (seeds {_range(seeds['originals'])}), and of each a head-only "
-        "edit, the paper's preset and the default; beside each original a never-saw model (seeds "
+        "edit, the paper's preset, the quick method and the thorough one (the default, where that takes minutes); "
+        "beside each original a never-saw model (seeds "
         f"{_range(seeds['never saw'])})\n{_developed_on(seeds['retrained'][0])}"
         f"- Command: `{content['command']}`, at commit {content['commit']}\n- {_machine(content)}",
         "## Verdicts",

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
@@ -17,9 +18,23 @@ from torch import Tensor
 import famr
 from audited import same_weights, weights_of, with_low_bias
 from famr.audit.cka import layer_cka, linear_cka
-from famr.audit.head_attacks import ACCEPTED_LOSS, best_bias, with_head_of
+from famr.audit.estimate import Estimate, gap_estimate
+from famr.audit.gates import GATES
+from famr.audit.gates.recovery import recovered_by
+from famr.audit.head_attacks import (
+    ACCEPTED_LOSS,
+    BiasTies,
+    best_bias,
+    bias_ties,
+    recovered_by_resampled_bias,
+    with_head_of,
+)
+from famr.audit.measurements import ModelMeasurements
+from famr.audit.per_image import difference
+from famr.audit.prediction_bound import Shares
 from famr.audit.probes import FewShot, few_of_each, neighbour_predictions, probe_predictions, prototype_head
-from famr.audit.recovery import recover_classes
+from famr.audit.recovery import AttackHits, ClassRecovery, recover_classes
+from famr.audit.verdict import GateResult, verdict_of
 from famr.data import Data
 from famr.data.loaders import image_batches
 from famr.engine.features import PENULTIMATE, layer_features
@@ -28,6 +43,7 @@ from famr.errors import CheckpointError, DataError, RequestError
 from famr.models.layers import block_names, head_of
 from famr.targets.probe import INVERSE_PENALTY
 from famr.training import Trained
+from made_up import compared, measured, right_for
 
 CPU = torch.device("cpu")
 ONE_DRAW = FewShot(shots=5, draws=1)
@@ -146,7 +162,7 @@ def test_the_best_bias_is_that_of_a_search_whatever_bias_the_model_has() -> None
     forget_labels, retain_labels = torch.arange(30) % 2 + 3, retain[:, :3].argmax(dim=1)
     retain_labels[:40] = 0
     retain[:, 3:] -= 1.0
-    found = best_bias(forget, forget_labels, retain, retain_labels, classes=[3, 4])
+    found = best_bias(bias_ties(forget, forget_labels, retain, retain_labels, classes=[3, 4]))
 
     def right(logits: Tensor, labels: Tensor, bias: float) -> float:
         return float(((logits + bias * torch.tensor([0, 0, 0, 1, 1])).argmax(dim=1) == labels).double().mean())
@@ -163,9 +179,76 @@ def test_the_best_bias_is_that_of_a_search_whatever_bias_the_model_has() -> None
     shifted = forget.clone(), retain.clone()
     for logits in shifted:
         logits[:, 3:] -= 50  # a bias hides nothing from this attack
-    again = best_bias(shifted[0], forget_labels, shifted[1], retain_labels, classes=[3, 4])
+    again = best_bias(bias_ties(shifted[0], forget_labels, shifted[1], retain_labels, classes=[3, 4]))
     assert again.bias == pytest.approx(found.bias + 50)
     assert torch.equal(again.forget, found.forget)
+
+
+def test_other_retained_images_set_another_bias_and_change_all_hits_at_once() -> None:
+    """All forget images tie at 0, so that none is recovered below that bias and all are above it."""
+    forget, retain = torch.zeros(40), torch.linspace(-0.02, 2, 300)
+    ties = BiasTies(forget, retain)
+    assert best_bias(ties).forget.mean() == 1.0
+    found = recovered_by_resampled_bias(ties, 2000, seed=0)
+    assert found.shape == (2000,)
+    assert set(found.tolist()) == {0.0, 1.0}
+    above = stats.binom.cdf(3, 300, 3 / 300)  # at most 3 of a sample are among the three below 0
+    assert float(found.mean()) == pytest.approx(above, abs=0.03)
+    assert torch.equal(found, recovered_by_resampled_bias(ties, 2000, seed=0))
+    slow = sorted(retain.tolist())[math.floor(ACCEPTED_LOSS * 300)]
+    assert best_bias(ties).bias == pytest.approx(slow)
+
+
+def test_a_wrong_retained_image_cannot_be_lost_and_sets_no_bias() -> None:
+    ties = BiasTies(torch.tensor([0.5, math.inf]), torch.tensor([math.nan, 1.0, math.inf]))
+    assert best_bias(ties).bias == 1.0
+    assert best_bias(ties).forget.tolist() == [1.0, 0.0]
+    assert best_bias(ties).retain.tolist() == [0.0, 1.0, 1.0]
+    nothing_to_lose = BiasTies(torch.tensor([0.5, math.inf]), torch.tensor([math.nan, math.nan]))
+    assert best_bias(nothing_to_lose).bias == math.inf
+    assert recovered_by_resampled_bias(nothing_to_lose, 1, seed=0).item() in (0.0, 0.5, 1.0)
+
+
+def test_the_gate_on_the_best_bias_cannot_tell_where_a_few_retained_images_decide(without_three: famr.Splits) -> None:
+    """Its interval over forget images alone is one point, beyond the threshold: the gate failed such a model."""
+
+    def model(forget: float, tied: float) -> ModelMeasurements:
+        ties = BiasTies(torch.full((40,), tied), torch.linspace(-0.02, 2, 300))
+        hits = {"best_bias": AttackHits(torch.full((40,), forget), None)}
+        predictions = right_for(0.0, torch.arange(40) % 5)
+        return replace(measured(predictions, predictions), recovery=ClassRecovery(hits, {}, "", ties))
+
+    retrained = [model(0.0, 9.0)] * 5
+    models = compared(without_three, {"unlearned": model(1.0, 0.0), "original": model(1.0, -1.0)}, retrained)
+    found = GateResult.of(GATES["best_bias_gap"], GATES["best_bias_gap"].measure(models), 0.1)
+    over_images_alone = gap_estimate(difference(models.unlearned, retrained, recovered_by("best_bias")))
+    assert verdict_of(over_images_alone, 0.1, 0.1) == "fail"
+    assert found.figures["unlearned"] == Estimate(1.0, 0.0, 1.0)
+    assert found.verdicts["unlearned"] == "cannot tell"
+    assert found.verdicts["original"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("gate", "attack"),
+    [
+        ("best_bias_gap", "best_bias"),
+        ("probe_gap", "probe"),
+        ("neighbours_gap", "neighbours"),
+        ("original_head_gap", "original_head"),
+    ],
+)
+def test_gates_on_recovery_are_bounded_by_shares_of_images(without_three: famr.Splits, gate: str, attack: str) -> None:
+    def model(recovered: int) -> ModelMeasurements:
+        hits = AttackHits((torch.arange(40) < recovered).float(), None)
+        ties = BiasTies(torch.where(hits.forget == 1, -1.0, 9.0), torch.zeros(300))
+        predictions = right_for(0.0, torch.arange(40) % 5)
+        recovery = ClassRecovery({"as_it_is": hits, attack: hits}, {}, "", ties)
+        return replace(measured(predictions, predictions), recovery=recovery)
+
+    recovered = (0, 1, 0, 2, 0)
+    found = GATES[gate].measure(compared(without_three, {"unlearned": model(4)}, [model(each) for each in recovered]))
+    assert found.spread == Shares(tuple(each / 40 for each in recovered), 40)
+    assert found.by_model["unlearned"].value == pytest.approx(0.1 - 3 / 200)
 
 
 def test_the_head_is_transplanted_into_a_copy(original: famr.Classifier) -> None:

@@ -49,8 +49,11 @@ from famr.audit.comparison import ComparedModels
 from famr.audit.controls import collapsed
 from famr.audit.estimate import Estimate
 from famr.audit.gates import GATES
+from famr.audit.gates.base import of_shares
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.names import COLLAPSED
+from famr.audit.per_image import hits_on
+from famr.audit.prediction_bound import Distances, Folded, Shares
 from famr.audit.relearning import RelearningRun, mean_over_steps
 from famr.audit.shadow_attacks import FEWEST_FOR_VERDICT, klom_figures, u_lira_by_kind
 from famr.audit.shadow_logits import ShadowLogits
@@ -58,6 +61,7 @@ from famr.audit.two_sample import two_sample_test
 from famr.audit.verdict import FALSE_FAILS, GateResult, allowed_value
 from famr.data.calibration import calibration_mask
 from famr.metrics.predictions import Predictions
+from famr.metrics.retraining import js_divergence
 from made_up import compared, measured, random_logits
 
 CLASSES, IMAGES = 6, 120
@@ -133,6 +137,24 @@ def test_rule_4_noise_in_estimates_allows_no_more_and_more_references_allow_less
     noisy = [Estimate(value, 0.0, 0.9) for value in values]
     assert allowed_value(0.05, noisy, 0.01) < 0.25
     assert allowed_value(0.05, 2 * noisy, 0.01) < allowed_value(0.05, noisy, 0.01)
+
+
+def test_rule_4_gates_are_bounded_by_what_their_values_were_made_of(without_three: famr.Splits) -> None:
+    """Not by folded AUCs, nor by excesses, whose means share their comparisons, nor by shares taken as normal."""
+    models = audited(without_three, REFERENCES[0])
+    folded = GATES["rmia_auc"].measure(models)
+    assert isinstance(folded.spread, Folded)
+    signed = [0.5 + abs(value - 0.5) for value in folded.spread.values]
+    assert signed == [pytest.approx(each.value) for each in folded.among_references]
+    distances = GATES["js_excess"].measure(models).spread
+    assert isinstance(distances, Distances)
+    one, other = REFERENCES[1].forget.logits, REFERENCES[3].forget.logits
+    assert distances.between[1][3] == distances.between[3][1] == pytest.approx(float(js_divergence(one, other).mean()))
+    assert all(distances.between[row][row] == 0.0 for row in range(5))
+    few = compared(without_three, {"unlearned": ORIGINAL}, REFERENCES[:2])
+    assert GATES["js_excess"].measure(few).spread is None
+    shares = of_shares(hits_on("test"))([], models)
+    assert shares == Shares(tuple(float(hits_on("test")(each).mean()) for each in REFERENCES), IMAGES)
 
 
 def test_rule_5_a_collapsed_model_fails(without_three: famr.Splits) -> None:

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import famr
 from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates import GATES, Gate
 from famr.audit.gates.base import Kind
-from famr.audit.prediction_bound import gap_bound_of_others, gap_prediction_bound, upper_prediction_bound
+from famr.audit.prediction_bound import Distances, Folded, Gaps, Shares, gap_prediction_bound, upper_prediction_bound
 from famr.audit.verdict import (
     FALSE_FAILS,
     FEWEST_REFERENCES,
@@ -26,6 +27,7 @@ from famr.audit.verdict import (
     Verdict,
     allowed_value,
     head_only_escapes,
+    judge,
     overall,
     read_thresholds,
     reason_not_to_count,
@@ -34,6 +36,7 @@ from famr.audit.verdict import (
     verdict_of,
 )
 from famr.errors import RequestError
+from made_up import compared, measured, right_for
 
 
 def gate(threshold: float, kind: Kind = "forgetting") -> Gate:
@@ -117,21 +120,101 @@ def test_the_bound_of_gaps_is_the_two_sided_one_of_the_values_behind_them() -> N
     expected = quantile * float(values.std()) * math.sqrt(1 + 1 / 6)
     assert gap_prediction_bound(gaps_of(values), 0.05) == pytest.approx(expected, rel=1e-4)
     others = values[values != 0.9]
-    assert gap_bound_of_others(gaps_of(values), 0.05) == pytest.approx(gap_prediction_bound(gaps_of(others), 0.05))
-    assert gap_bound_of_others([0.0, 0.0, 0.0], 0.05) == 0.0
+    without = Gaps(tuple(gaps_of(values))).without(2)
+    assert without.count == 5
+    assert without.bound(0.05) == pytest.approx(gap_prediction_bound(gaps_of(others), 0.05))
+    assert Gaps((0.0, 0.0, 0.0)).without(0).bound(0.05) == 0.0
 
 
 def test_a_gate_on_gaps_judges_by_their_bound() -> None:
     values = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.9])
     among = exactly(*gaps_of(values))
+    spread = Gaps(tuple(gaps_of(values)))
     bounds = [
-        GateResult.of(gate(0.05), Estimates({"unlearned": Estimate(0.7)}, among, gaps), 0.05).allowed
-        for gaps in (True, False)
+        GateResult.of(gate(0.05), Estimates({"unlearned": Estimate(0.7)}, among, each), 0.05).allowed
+        for each in (spread, None)
     ]
     values_of = [each.value or 0.0 for each in among]
     assert bounds == [gap_prediction_bound(values_of, 0.05), upper_prediction_bound(values_of, 0.05)]
-    assert retrained_verdict(among, 0.05, 0.5, gaps=True) == "fail"
-    assert retrained_verdict(among, 0.05, 0.05, gaps=True) == "pass"
+    assert retrained_verdict(among, 0.05, 0.5, spread) == "fail"
+    assert retrained_verdict(among, 0.05, 0.05, spread) == "pass"
+
+
+@pytest.mark.parametrize("count", [5, 12])
+def test_one_more_model_is_beyond_the_bound_of_folded_values_as_often_as_it_says(count: int) -> None:
+    """An AUC is folded at ½: the one-sided bound of folded values is exceeded far more often than it says."""
+    draws = 0.5 + 0.02 * torch.randn(2000, count + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    beyond, beyond_one_sided = 0, 0
+    for *values, more in draws.tolist():
+        beyond += 0.5 + abs(more - 0.5) > Folded(tuple(values), 0.5).bound(0.02)
+        beyond_one_sided += abs(more - 0.5) > upper_prediction_bound([abs(value - 0.5) for value in values], 0.02)
+    assert beyond / len(draws) <= 0.025
+    assert beyond_one_sided / len(draws) > 0.04
+    assert Folded((0.4, 0.5, 0.6), 0.5).without(0) == Folded((0.5, 0.6), 0.5)
+
+
+@pytest.mark.parametrize("count", [5, 10])
+def test_one_more_model_is_beyond_the_bound_of_small_shares_as_often_as_it_says(count: int) -> None:
+    """Of shares of 40 images, most of which are 0; by their gaps one more model would exceed its bound too often."""
+    generator, sets, level, images = torch.Generator().manual_seed(0), 1500, 0.02, 40
+    score = torch.randn(sets, count + 1, generator=generator, dtype=torch.float64) * 0.6 - 1.9
+    recovered = torch.distributions.Normal(0.0, 1.0).cdf(score)
+    shares = (torch.rand(sets, count + 1, images, generator=generator) < recovered[..., None]).double().mean(dim=-1)
+    beyond, beyond_gaps = 0, 0
+    for each in shares:
+        gap = float(abs(each[0] - each[1:].mean()))
+        beyond += gap > max(0.05, Shares(tuple(each[1:].tolist()), images).bound(level))
+        beyond_gaps += gap > max(0.05, gap_prediction_bound(gaps_of(each[1:]), level))
+    assert beyond / sets <= 0.025
+    assert beyond_gaps / sets > 0.04
+
+
+def test_a_bound_of_shares_is_that_of_their_scores_and_ends_at_all_images() -> None:
+    shares = Shares((0.45, 0.5, 0.55, 0.5, 0.5), 100_000)
+    assert shares.bound(0.05) == pytest.approx(
+        gap_prediction_bound(gaps_of(torch.tensor(shares.shares, dtype=torch.float64)), 0.05), rel=0.01
+    )
+    assert Shares((0.0, 0.9, 0.5, 0.1, 0.5), 40).bound(0.001) == pytest.approx(0.6, abs=0.001)
+    assert shares.without(0) == Shares((0.5, 0.55, 0.5, 0.5), 100_000)
+
+
+def excesses(distance: Tensor) -> tuple[float, list[float]]:
+    """Of the first model to the others, less the mean between them; of each of these against the remaining ones."""
+
+    def excess(row: int, others: Sequence[int]) -> float:
+        between = distance[others][:, others].sum() / (len(others) * (len(others) - 1))
+        return float(distance[row, others].mean() - between)
+
+    rest = range(1, len(distance))
+    return excess(0, rest), [excess(row, [other for other in rest if other != row]) for row in rest]
+
+
+@pytest.mark.parametrize("count", [10, 19])
+def test_one_more_model_is_beyond_the_bound_of_distances_as_often_as_it_says(count: int) -> None:
+    """Where some models are far from all others a normal bound of excesses is exceeded far more often than it says."""
+    generator, sets, level = torch.Generator().manual_seed(0), 1000, 0.02
+    beyond, beyond_normal = 0, 0
+    for _ in range(sets):
+        far = torch.randn(count + 1, generator=generator, dtype=torch.float64).mul(0.4).exp()
+        distance = torch.outer(far, far).fill_diagonal_(0.0)
+        value, among = excesses(distance)
+        beyond += value > Distances(tuple(map(tuple, distance[1:, 1:].tolist()))).bound(level)
+        beyond_normal += value > upper_prediction_bound(among, level)
+    assert beyond / sets == pytest.approx(level, abs=0.01)
+    assert beyond_normal / sets > 1.5 * level
+
+
+def test_mean_distances_share_comparisons_and_their_spread_is_raised_to_that_of_single_models() -> None:
+    """dᵢⱼ = 1 + αᵢ + αⱼ with small α: the bound is that of the α themselves."""
+    own = torch.tensor([0.010, -0.004, 0.002, 0.007, -0.008, -0.001], dtype=torch.float64)
+    distance = (1 + own[:, None] + own).fill_diagonal_(0.0)
+    expected = upper_prediction_bound(own.tolist(), 0.05) - float(own.mean())
+    found = Distances(tuple(map(tuple, distance.tolist())))
+    assert found.bound(0.05) == pytest.approx(expected, rel=0.05)
+    others = own[own != 0.010]
+    assert found.without(0).bound(0.05) == pytest.approx(
+        upper_prediction_bound(others.tolist(), 0.05) - float(others.mean()), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("count", [5, 19])
@@ -144,8 +227,9 @@ def test_one_more_retrained_model_fails_at_most_5_percent_of_audits_with_18_gate
         verdicts = []
         for values in audit:
             gap = Estimate(float(abs(values[-1] - values[:-1].mean())))
-            among = exactly(*gaps_of(values[:-1]))
-            found = GateResult.of(gate(0.0), Estimates({"unlearned": gap}, among, gaps=True), 0.0, FALSE_FAILS / gates)
+            gaps = gaps_of(values[:-1])
+            estimates = Estimates({"unlearned": gap}, exactly(*gaps), Gaps(tuple(gaps)))
+            found = GateResult.of(gate(0.0), estimates, 0.0, FALSE_FAILS / gates)
             verdicts.append(found.verdicts["unlearned"])
         failed += "fail" in verdicts
     assert failed / audits == pytest.approx(FALSE_FAILS, abs=0.03)
@@ -193,6 +277,23 @@ def test_missing_estimates_of_retrained_models_leave_the_threshold_as_it_is() ->
     far = Estimate(0.2, 0.1, 0.3)
     missing = judged(0.05, {"unlearned": far}, [Estimate.not_available("none")] * 5)
     assert (missing.allowed, missing.verdicts["unlearned"]) == (0.05, "fail")
+
+
+def test_the_share_of_false_fails_is_that_of_all_gates(
+    without_three: famr.Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of those with a fixed threshold: a retrained model may fail them, and a gate that it fails counts."""
+    among = exactly(0.10, 0.11, 0.12, 0.13, 0.14)
+    compares = replace(gate(0.05), measure=lambda _: Estimates({"unlearned": Estimate(0.1)}, among))
+    fixed = replace(gate(0.05), name="fixed", measure=lambda _: Estimates({"unlearned": Estimate(0.1)}))
+    for name in list(GATES):
+        monkeypatch.delitem(GATES, name)
+    for each in (compares, fixed):
+        monkeypatch.setitem(GATES, each.name, each)
+    predictions = right_for(0.0, torch.arange(40) % 5)
+    models = compared(without_three, {"unlearned": measured(predictions, predictions)}, [])
+    first, _ = judge(models, {"gap": 0.05, "fixed": 0.05})["unlearned"]
+    assert first.allowed == allowed_value(0.05, among, FALSE_FAILS / 2)
 
 
 # which gates count

@@ -13,8 +13,11 @@ import famr
 from audited import same_weights, weights_of, with_low_bias
 from famr.audit.attack_images import AttackImages
 from famr.audit.gates.visual_prompt import VISUAL_PROMPT_GAP
+from famr.audit.measurements import ModelMeasurements
+from famr.audit.prediction_bound import Shares
+from famr.audit.recovery import AttackHits
 from famr.audit.verdict import FALSE_FAILS, GateResult
-from famr.audit.visual_prompt import PromptConfig, recover_by_prompt, train_prompt
+from famr.audit.visual_prompt import PromptConfig, PromptRecovery, recover_by_prompt, train_prompt
 from famr.errors import NumericsError, RequestError
 from made_up import compared, measured, right_for
 
@@ -79,3 +82,16 @@ def test_bad_settings_unlabelled_images_and_divergence_are_errors(
         head.weight.fill_(math.nan)  # type: ignore[union-attr,operator]
     with pytest.raises(NumericsError, match="diverged"):
         recover_by_prompt(ruined, without_three, replace(QUICK, steps=1), device="cpu")
+
+
+def test_the_gate_is_bounded_by_shares_of_images(without_three: famr.Splits) -> None:
+    """A prompt recovers nothing from some retrained models and much from others."""
+
+    def model(recovered: int) -> ModelMeasurements:
+        hits = AttackHits((torch.arange(40) < recovered).float(), None)
+        predictions = right_for(0.0, torch.arange(40) % 5)
+        return replace(measured(predictions, predictions), prompt=PromptRecovery(hits, hits))
+
+    recovered = (0, 8, 0, 16, 2)
+    models = compared(without_three, {"unlearned": model(30)}, [model(each) for each in recovered])
+    assert VISUAL_PROMPT_GAP.measure(models).spread == Shares(tuple(each / 40 for each in recovered), 40)

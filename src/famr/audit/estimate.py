@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from famr.audit.prediction_bound import Spread
+
 CONFIDENCE = 0.95
 """Level of every interval of an audit."""
 RESAMPLES = 2000
@@ -64,12 +66,13 @@ class Estimates:
         by_model: Its estimate by the name of the model: unlearned, original, retrained.
         among_references: Its estimate for each reference model against the remaining ones; empty where the quantity is
             no distance to reference models, or where there are fewer than two of them.
-        gaps: Whether values are |model − mean of the reference models|: the bound for one more has two sides then.
+        spread: How the reference models differ, for the bound of one more of them: of those that have a value, in their
+            order. None: by the values themselves, of which a large one is bad.
     """
 
     by_model: Mapping[str, Estimate]
     among_references: Sequence[Estimate] = ()
-    gaps: bool = False
+    spread: Spread | None = None
 
 
 def bootstrap_interval(samples: Sequence[Tensor], statistic: Callable[..., Any], seed: int) -> tuple[float, float]:
@@ -151,9 +154,28 @@ def gap_estimate(differences: Tensor, seed: int = 0) -> Estimate:
     >>> gap_estimate(torch.tensor([-0.5, -0.5]))
     Estimate(value=0.5, low=0.5, high=0.5, why_not=None)
     """
-    low, high = mean_interval(differences, seed)
+    return _folded(float(differences.double().mean()), *mean_interval(differences, seed))
+
+
+def gap_of_replicates(difference: float, replicates: Tensor) -> Estimate:
+    """|difference|, by bootstrap samples that were drawn elsewhere; the interval is widened to contain the value.
+
+    Args:
+        difference: Model under audit minus reference models.
+        replicates: The same of each bootstrap sample, (samples,).
+
+    >>> gap_of_replicates(-0.5, torch.tensor([-0.75, -0.5, -0.25]))
+    Estimate(value=0.5, low=0.2625, high=0.7375, why_not=None)
+    """
+    miss = (1 - CONFIDENCE) / 2
+    low, high = replicates.double().quantile(torch.tensor([miss, 1 - miss], dtype=torch.double)).tolist()
+    return _folded(difference, min(low, difference), max(high, difference))
+
+
+def _folded(value: float, low: float, high: float) -> Estimate:
+    """The absolute value; its interval starts at 0 where that of the value contains 0."""
     nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
-    return Estimate(abs(float(differences.double().mean())), nearest, max(abs(low), abs(high)))
+    return Estimate(abs(value), nearest, max(abs(low), abs(high)))
 
 
 def mean_gap_estimate(differences: Sequence[Tensor], seed: int = 0) -> Estimate:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from famr.audit.audit_data import CONVERSION_IMAGES, AuditData
 from famr.audit.conversions import CONVERSIONS, ConversionHits, hits_after_conversion
 from famr.audit.costs import Stopwatch
+from famr.audit.estimate import Estimate
+from famr.audit.membership_attack import membership_auc, membership_calls
 from famr.audit.names import HEAD_ONLY, NEVER_SAW, ORIGINAL, is_reference, reference_name
 from famr.audit.perturbed import PerturbedHits, recognise_perturbed
 from famr.audit.recovery import FEW_SHOT, ClassRecovery, recover_classes
@@ -19,16 +19,10 @@ from famr.audit.relearning import RelearningConfig, RelearningRun, relearning
 from famr.audit.retained_tuning import RetainedTuning, tune_on_retained
 from famr.audit.style_probe import FEW_SHOT_STYLES, StyleHits, StyleLayer, probe_style
 from famr.audit.visual_prompt import PromptConfig, PromptRecovery, recover_by_prompt
-from famr.data.loaders import order
 from famr.engine.inference import predict
-from famr.metrics.membership import predict_non_members
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 
-MEMBERSHIP_DRAWS = 20
-"""Times that the membership attack is trained anew: one draw may go either way on predictions it has never seen."""
-MEMBERSHIP_IMAGES = 1000
-"""The most members, and non-members, of one draw."""
 RELEARNING = RelearningConfig()
 RELEARNING_SEEDS = (0, 1)
 PROMPT = PromptConfig()
@@ -48,6 +42,7 @@ class ModelMeasurements:
         test: Predictions on held-out retained images.
         forget_test: Predictions on held-out images of what was forgotten.
         non_members: 1 where the membership attack calls a forget image a non-member, (draws, images).
+        membership_auc: Of that attack on retained and test images that it did not learn from.
         recovery: Class recovery from features and head.
         style: The probe of the forgotten style.
         relearning: One run for each seed.
@@ -62,6 +57,7 @@ class ModelMeasurements:
     test: Predictions
     forget_test: Predictions | None
     non_members: Tensor
+    membership_auc: Estimate | None = None
     recovery: ClassRecovery | None = None
     style: StyleHits | None = None
     relearning: tuple[RelearningRun, ...] | None = None
@@ -183,8 +179,9 @@ def measure_predictions(model: Classifier, data: AuditData, costs: Stopwatch) ->
         forget, retain, test = (predict(model, images, device) for images in (splits.forget, data.retain, data.test))
         forget_test = None if splits.forget_test is None else predict(model, splits.forget_test, device)
     with costs("membership"):
-        non_members = non_member_draws(forget, retain, test, data.seed)
-    return ModelMeasurements(forget, retain, test, forget_test, non_members)
+        calls = membership_calls(forget, retain, test, data.seed)
+        auc = membership_auc(calls.members, calls.non_members, data.seed)
+    return ModelMeasurements(forget, retain, test, forget_test, calls.forget, auc)
 
 
 def with_probes(
@@ -220,38 +217,8 @@ def with_probes(
     return replace(measured, recovery=recovery, style=style_hits)
 
 
-def non_member_draws(forget: Predictions, retain: Predictions, test: Predictions, seed: int) -> Tensor:
-    """Which forget images the attack of MIA-efficacy calls non-members, in `MEMBERSHIP_DRAWS` trainings.
-
-    Each draw learns from a random half of the members and of the non-members, or less: halves differ from one another
-    by as much as two samples of the whole size would, so the draws show how far the outcome depends on the sample.
-
-    Args:
-        forget: Predictions to attack, on the forget set.
-        retain: Predictions on members to learn from.
-        test: Predictions on non-members to learn from.
-        seed: Of the first draw; each further draw has the next seed.
-
-    Returns:
-        1 for a non-member, 0 for a member, (draws, images).
-    """
-    members, non_members, attacked = (_true_probability(each) for each in (retain, test, forget))
-    count = max(1, min(MEMBERSHIP_IMAGES, len(members) // 2, len(non_members) // 2))
-
-    def draw(number: int) -> Tensor:
-        known, unknown = (each[order(len(each), seed + number)[:count]] for each in (members, non_members))
-        return predict_non_members(known, unknown, attacked, seed + number)
-
-    with ThreadPoolExecutor() as threads:
-        return torch.stack(list(threads.map(draw, range(MEMBERSHIP_DRAWS))))
-
-
 def _learned_of_each_class(data: AuditData, images: int) -> int:
     """Forgotten images of each class that an attack learns from: at most half of them."""
     forget = data.splits.forget
     half_of_each_class = len(forget) // (2 * len(set(forget.targets.tolist())))
     return max(1, min(images, half_of_each_class))
-
-
-def _true_probability(predictions: Predictions) -> Tensor:
-    return torch.softmax(predictions.logits, dim=-1).gather(-1, predictions.targets[:, None])[:, 0]

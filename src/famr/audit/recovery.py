@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from famr.audit.cka import cka_to_models
-from famr.audit.head_attacks import best_bias, with_head_of
+from famr.audit.head_attacks import BiasTies, best_bias, bias_ties, with_head_of
 from famr.audit.probes import (
     Classify,
     FewShot,
@@ -89,12 +89,14 @@ class ClassRecovery:
         hits: By the name of the attack, one of `ATTACKS`; without those that the available data does not allow.
         cka: By the other model (original, retrained), the set of images (forget, retain) and the layer.
         measured_on: Which forgotten images the attacks are evaluated on.
+        ties: Of the attack by the best bias, on the same images; None where it was not run.
         not_available: Why an attack or a comparison is missing, by its name.
     """
 
     hits: dict[str, AttackHits]
     cka: dict[str, dict[str, dict[str, float]]]
     measured_on: str
+    ties: BiasTies | None = None
     not_available: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -182,13 +184,12 @@ def recover_classes(
     data = _AttackData.draw(splits, few_shot)
     given = {name: other for name, other in (("original", original), ("retrained", retrained)) if other is not None}
     sets = {"forget": data.queries} | ({} if splits.test is None else {"retain": splits.test})
+    head_attacks, ties = _head_attacks(model, original, data, classes, torch_device)
     return ClassRecovery(
-        hits={
-            **_few_shot_attacks(model, data, classes, few_shot, torch_device),
-            **_head_attacks(model, original, data, classes, torch_device),
-        },
+        hits={**_few_shot_attacks(model, data, classes, few_shot, torch_device), **head_attacks},
         cka=cka_to_models(model, given, sets, torch_device, layers),
         measured_on=data.measured_on,
+        ties=ties,
         not_available=_reasons(data, original, retrained),
     )
 
@@ -232,18 +233,19 @@ def _head_attacks(
     data: _AttackData,
     classes: tuple[int, ...],
     device: torch.device,
-) -> dict[str, AttackHits]:
-    """The model's own predictions; those with the best bias, and with the original's head or bias."""
+) -> tuple[dict[str, AttackHits], BiasTies | None]:
+    """The model's own predictions; those with the best bias, and with the original's head or bias; ties of the bias."""
     forget, retain = data.predictions(model, device)
-    hits = {"as_it_is": AttackHits.of_predictions(forget, retain)}
+    hits, ties = {"as_it_is": AttackHits.of_predictions(forget, retain)}, None
     if retain is not None:
-        shifted = best_bias(forget.logits, forget.targets, retain.logits, retain.targets, classes)
+        ties = bias_ties(forget.logits, forget.targets, retain.logits, retain.targets, classes)
+        shifted = best_bias(ties)
         hits["best_bias"] = AttackHits(shifted.forget, shifted.retain)
     if original is not None:
         for name, bias_only in (("original_head", False), ("original_bias", True)):
             changed = with_head_of(model, original, bias_only=bias_only)
             hits[name] = AttackHits.of_predictions(*data.predictions(changed, device))
-    return hits
+    return hits, ties
 
 
 def _reasons(data: _AttackData, original: Classifier | None, retrained: Classifier | None) -> dict[str, str]:

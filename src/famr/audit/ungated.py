@@ -39,6 +39,7 @@ def ungated_measurements(models: ComparedModels) -> dict[str, Any]:
         "calibration": calibration(models),
         "before_and_after": update_leakage(models),
         "non_members": non_member_check(models),
+        "membership_attack": membership_power(models),
         "collateral": retained_classes(models),
         "depth": _by_model(models, "recovery", "Held-out accuracies of attacks with five images a class."),
         "style": _by_model(models, "style", "Probes."),
@@ -90,6 +91,17 @@ def calibration(models: ComparedModels) -> dict[str, Any]:
         name: expected_calibration_error(model.test.logits, model.test.targets) for name, model in models.named.items()
     }
     return {"needs_retrained": False, "says": "ECE on held-out retained images.", "ece": errors}
+
+
+def membership_power(models: ComparedModels) -> dict[str, Any]:
+    """On which models the attack of MIA-efficacy works.
+
+    Args:
+        models: Of the audit.
+    """
+    says = "AUC of the attack of MIA-efficacy on retained and test images that it did not learn from: 0.5 is guessing."
+    aucs = {name: model.membership_auc for name, model in models.named.items() if model.membership_auc is not None}
+    return {"needs_retrained": False, "says": says, "auc": {name: asdict(auc) for name, auc in aucs.items()}}
 
 
 def update_leakage_auc(original: Tensor, unlearned: Tensor, original_test: Tensor, unlearned_test: Tensor) -> float:

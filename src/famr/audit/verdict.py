@@ -20,7 +20,7 @@ from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates import GATES
 from famr.audit.gates.base import Gate, Kind
 from famr.audit.names import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, RETRAINED, UNLEARNED
-from famr.audit.prediction_bound import gap_bound_of_others, gap_prediction_bound, upper_prediction_bound
+from famr.audit.prediction_bound import Spread, Upper
 from famr.errors import RequestError
 
 Verdict = Literal["pass", "fail", "cannot tell"]
@@ -56,7 +56,9 @@ def verdict_of(estimate: Estimate, threshold: float, allowed: float) -> Verdict:
     return "fail" if estimate.value > allowed and low > threshold else "cannot tell"
 
 
-def allowed_value(threshold: float, among_references: Sequence[Estimate], level: float, gaps: bool = False) -> float:
+def allowed_value(
+    threshold: float, among_references: Sequence[Estimate], level: float, spread: Spread | None = None
+) -> float:
     """The threshold, or where there are enough reference models the bound for one more of them, if that is more.
 
     The bound is made of values, not of the ends of intervals: noise in single estimates does not loosen a gate, and
@@ -66,21 +68,19 @@ def allowed_value(threshold: float, among_references: Sequence[Estimate], level:
         threshold: Of the gate: the largest difference that does not matter.
         among_references: The estimate of each reference model against the remaining ones.
         level: The probability with which one more reference model may exceed the bound.
-        gaps: As in `Estimates`.
+        spread: As in `Estimates`.
 
     >>> allowed_value(0.25, [Estimate(0.2), Estimate(0.27, 0.0, 0.9)], 0.05)
     0.25
     >>> round(allowed_value(0.05, [Estimate(each) for each in (0.1, 0.11, 0.12, 0.13, 0.14)], 0.05), 3)
     0.157
     """
-    values = [estimate.value for estimate in among_references if estimate.value is not None]
-    if len(values) < FEWEST_REFERENCES:
-        return threshold
-    return max(threshold, (gap_prediction_bound if gaps else upper_prediction_bound)(values, level))
+    spread = spread or Upper(_values(among_references))
+    return threshold if spread.count < FEWEST_REFERENCES else max(threshold, spread.bound(level))
 
 
 def retrained_verdict(
-    among_references: Sequence[Estimate], threshold: float, level: float, gaps: bool = False
+    among_references: Sequence[Estimate], threshold: float, level: float, spread: Spread | None = None
 ) -> Verdict:
     """The verdict on the reference model that is farthest from the remaining ones, by the bound that those set.
 
@@ -88,17 +88,22 @@ def retrained_verdict(
         among_references: The estimate of each reference model against the remaining ones.
         threshold: Of the gate.
         level: As in `allowed_value`; shared out among the reference models, as the farthest is chosen.
-        gaps: As in `Estimates`.
+        spread: As in `Estimates`.
     """
-    farthest = max(among_references, key=lambda estimate: -1.0 if estimate.value is None else estimate.value)
-    others = [each.value for each in among_references if each is not farthest and each.value is not None]
-    allowed, shared = threshold, level / len(among_references)
-    if farthest.value is not None and len(others) >= FEWEST_REFERENCES - 1:
-        bound = (
-            gap_bound_of_others([farthest.value, *others], shared) if gaps else upper_prediction_bound(others, shared)
-        )
-        allowed = max(threshold, bound)
-    return verdict_of(farthest, threshold, allowed)
+    known = [estimate for estimate in among_references if estimate.value is not None]
+    if not known:
+        return "cannot tell"
+    values = _values(known)
+    farthest = values.index(max(values))
+    others = (spread or Upper(values)).without(farthest)
+    enough = others.count >= FEWEST_REFERENCES - 1
+    allowed = max(threshold, others.bound(level / len(among_references))) if enough else threshold
+    return verdict_of(known[farthest], threshold, allowed)
+
+
+def _values(estimates: Sequence[Estimate]) -> tuple[float, ...]:
+    """Of those that have one."""
+    return tuple(estimate.value for estimate in estimates if estimate.value is not None)
 
 
 def reason_not_to_count(kind: Kind, verdicts: Mapping[str, Verdict]) -> str | None:
@@ -171,15 +176,15 @@ class GateResult:
             threshold: Its own, or the user's.
             level: The probability with which one more retrained model may fail it.
         """
-        among, gaps = estimates.among_references, estimates.gaps
-        allowed, own = (allowed_value(each, among, level, gaps) for each in (threshold, gate.threshold))
+        among, spread = estimates.among_references, estimates.spread
+        allowed, own = (allowed_value(each, among, level, spread) for each in (threshold, gate.threshold))
         figures = dict(estimates.by_model)
         verdicts = {model: verdict_of(estimate, threshold, allowed) for model, estimate in figures.items()}
         for control in (NEVER_SAW, RETRAINED):
             if control in figures:
                 verdicts[control] = verdict_of(figures[control], gate.threshold, own)
         if among:
-            verdicts[RETRAINED] = retrained_verdict(among, gate.threshold, level, gaps)
+            verdicts[RETRAINED] = retrained_verdict(among, gate.threshold, level, spread)
         return cls(gate.name, gate.description, gate.kind, threshold, allowed, gate.needs_retrained, figures, verdicts)
 
     @property
@@ -215,7 +220,9 @@ class GateResult:
 def judge(models: ComparedModels, thresholds: Mapping[str, float]) -> dict[str, list[GateResult]]:
     """The results of every gate that applies to the request and has something to measure, by method.
 
-    The share of retrained models that may fail by chance is shared out among the gates that compare with them.
+    The share of retrained models that may fail by chance is shared out among all gates: those that compare with them
+    have a bound for one more at that level, and those with a fixed threshold may fail one as well. Whether a gate will
+    count is not known before, as one that the model under audit fails always does.
 
     Args:
         models: Everything that was measured.
@@ -226,7 +233,7 @@ def judge(models: ComparedModels, thresholds: Mapping[str, float]) -> dict[str, 
         if gate.applies(models):
             estimates = gate.measure(models.for_kind(gate.kind))
             measured += [(gate, estimates)] if estimates.by_model else []
-    level = FALSE_FAILS / max(1, sum(bool(estimates.among_references) for _, estimates in measured))
+    level = FALSE_FAILS / max(1, len(measured))
     return {
         method: [
             GateResult.of(gate, _of_one(each, method, models), thresholds[gate.name], level) for gate, each in measured

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import Estimate, mean_estimate, mean_gap_estimate
-from famr.audit.gates.base import Gate, against_references, each_model, forgets_classes, gap_to_references
+from famr.audit.gates.base import Gate, against_references, each_model, forgets_classes, gap_to_references, of_gaps
+from famr.audit.gates.membership import where_the_attack_works
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.per_image import AVERAGE_GAP_MEASURES, difference, hits_on, share_above_true
 
@@ -54,9 +55,9 @@ def average_gap_estimate(
 AVERAGE_GAP = Gate(
     name="average_gap",
     title="the mean gap to retrained models",
-    description="Avg. Gap: the mean gap of forget, retain and test accuracy and MIA-efficacy.",
+    description="Avg. Gap: the mean gap of forget, retain and test accuracy and MIA-efficacy, where that attack works.",
     threshold=0.02,
-    measure=against_references(average_gap_estimate, gaps=True),
+    measure=against_references(where_the_attack_works(average_gap_estimate), of_gaps),
     kind="likeness",
 )
 

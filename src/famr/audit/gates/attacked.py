@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import Estimates
-from famr.audit.gates.base import Measure, gap_to_references
+from famr.audit.gates.base import Measure, SpreadOf, gap_to_references, of_gaps
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.per_image import PerImage
 
@@ -36,15 +36,16 @@ def was_run(attack: str) -> Callable[[ComparedModels], bool]:
     return lambda models: getattr(models.unlearned, attack) is not None
 
 
-def gap_of_attacked(attack: str, values: PerImage) -> Measure:
+def gap_of_attacked(attack: str, values: PerImage, spread: SpreadOf = of_gaps) -> Measure:
     """The gap to those retrained models on which an attack was run.
 
     Args:
         attack: Its field in `ModelMeasurements`.
         values: The measure whose gap is taken.
+        spread: How to bound that of one more reference model.
     """
 
     def measure(models: ComparedModels) -> Estimates:
-        return gap_to_references(values)(attacked_models(models, attack))
+        return gap_to_references(values, spread)(attacked_models(models, attack))
 
     return measure

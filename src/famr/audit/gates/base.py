@@ -11,6 +11,7 @@ from famr.audit.estimate import Estimate, Estimates, gap_estimate
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.names import RETRAINED
 from famr.audit.per_image import PerImage, difference
+from famr.audit.prediction_bound import Gaps, Shares, Spread
 
 NO_REFERENCE = "no retrained model was given"
 ONE_REFERENCE = "comparing retrained models with each other takes two, and one was given"
@@ -80,12 +81,40 @@ class Gate:
     needs_retrained: bool = True
 
 
-def against_references(compare: Compare, gaps: bool = False) -> Measure:
+SpreadOf = Callable[[Sequence[Estimate], ComparedModels], Spread | None]
+"""The estimates of the reference models against each other, and the whole audit → how they differ."""
+
+
+def of_gaps(among: Sequence[Estimate], models: ComparedModels) -> Spread:  # noqa: ARG001
+    """The spread of values that are |model − mean of the reference models|, or a mean of such gaps.
+
+    Args:
+        among: The estimate of each reference model against the remaining ones.
+        models: The whole audit.
+    """
+    return Gaps(tuple(estimate.value for estimate in among if estimate.value is not None))
+
+
+def of_shares(values: PerImage) -> SpreadOf:
+    """The spread of gaps of shares of images, most of which may be 0.
+
+    Args:
+        values: The measure whose gap is taken: 1 or 0 of each image, or a share over draws.
+    """
+
+    def spread(among: Sequence[Estimate], models: ComparedModels) -> Spread:  # noqa: ARG001
+        found = [values(reference) for reference in models.references]
+        return Shares(tuple(float(each.double().mean()) for each in found), found[0].shape[-1])
+
+    return spread
+
+
+def against_references(compare: Compare, spread: SpreadOf | None = None) -> Measure:
     """Distances to reference models; those of each reference model to the remaining ones are the scale.
 
     Args:
         compare: The distance.
-        gaps: Whether it is |model − mean of the reference models|, or a mean of such gaps.
+        spread: How to bound that of one more reference model; None: by the distances themselves.
     """
 
     def measure(models: ComparedModels) -> Estimates:
@@ -96,7 +125,7 @@ def against_references(compare: Compare, gaps: bool = False) -> Measure:
         if len(references) < 2:
             return Estimates({**by_model, RETRAINED: Estimate.not_available(ONE_REFERENCE)})
         among = [compare(one, [other for other in references if other is not one], models) for one in references]
-        return Estimates({**by_model, RETRAINED: worst(among)}, among, gaps)
+        return Estimates({**by_model, RETRAINED: worst(among)}, among, spread and spread(among, models))
 
     return measure
 
@@ -110,14 +139,15 @@ def worst(estimates: Sequence[Estimate]) -> Estimate:
     return max(estimates, key=lambda estimate: -1.0 if estimate.value is None else estimate.value)
 
 
-def gap_to_references(values: PerImage) -> Measure:
+def gap_to_references(values: PerImage, spread: SpreadOf = of_gaps) -> Measure:
     """|mean over images of (model − mean of the reference models)|: more and less than theirs count alike.
 
     Args:
         values: The measure whose gap is taken.
+        spread: How to bound that of one more reference model.
     """
     return against_references(
-        lambda model, references, models: gap_estimate(difference(model, references, values), models.seed), gaps=True
+        lambda model, references, models: gap_estimate(difference(model, references, values), models.seed), spread
     )
 
 

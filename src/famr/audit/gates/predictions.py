@@ -13,6 +13,7 @@ from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import Estimate, mean_estimate
 from famr.audit.gates.base import Gate, against_references
 from famr.audit.measurements import ModelMeasurements
+from famr.audit.prediction_bound import Distances, Spread
 from famr.audit.two_sample import neighbour_order, two_sample_test
 from famr.data.loaders import order
 from famr.metrics.retraining import js_divergence
@@ -45,12 +46,28 @@ def js_excess(model: ModelMeasurements, references: Sequence[ModelMeasurements],
     return mean_estimate(mean_js(model, references) - between, models.seed)
 
 
+def js_between(among: Sequence[Estimate], models: ComparedModels) -> Spread | None:  # noqa: ARG001
+    """The mean JS of each pair of reference models; None for two of them, which have one distance.
+
+    Args:
+        among: Their estimates against each other.
+        models: The whole audit.
+    """
+    logits = [reference.forget.logits for reference in models.references]
+    if len(logits) < 3:
+        return None
+    distance = [[0.0] * len(logits) for _ in logits]
+    for (row, one), (column, other) in combinations(enumerate(logits), 2):
+        distance[row][column] = distance[column][row] = float(js_divergence(one, other).mean())
+    return Distances(tuple(map(tuple, distance)))
+
+
 JS_EXCESS = Gate(
     name="js_excess",
     title="predictions on the forget set are farther from retrained models than these are from each other",
     description="Jensen–Shannon divergence to retrained models on the forget set, less that between them, in nats.",
     threshold=0.02,
-    measure=against_references(js_excess),
+    measure=against_references(js_excess, js_between),
     kind="likeness",
 )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from famr.audit.comparison import ComparedModels
-from famr.audit.gates.base import Gate, gap_to_references
+from famr.audit.estimate import RESAMPLES, Estimate, Estimates, gap_of_replicates
+from famr.audit.gates.base import Gate, against_references, gap_to_references, of_shares
+from famr.audit.head_attacks import recovered_by_resampled_bias
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.per_image import PerImage
 
@@ -47,15 +51,50 @@ def recovered_by(attack: str) -> PerImage:
     return hits
 
 
+def has_best_bias(models: ComparedModels) -> bool:
+    """For the gate on the best bias, which takes held-out retained images.
+
+    Args:
+        models: Of the audit.
+    """
+    recovery = models.unlearned.recovery
+    return recovery is not None and recovery.ties is not None
+
+
+def best_bias_gaps(models: ComparedModels) -> Estimates:
+    """Gaps of the share that the best bias recovers, with the sampling of the retained images that set the bias.
+
+    Args:
+        models: The whole audit.
+    """
+    every_model = [*models.audited.values(), *models.references]
+    recovered = {id(model): _recovered_by_bias(model, models.seed) for model in every_model}
+
+    def compare(model: ModelMeasurements, references: Sequence[ModelMeasurements], _: ComparedModels) -> Estimate:
+        expected = torch.stack([recovered[id(reference)] for reference in references]).mean(dim=0)
+        difference = recovered[id(model)] - expected
+        return gap_of_replicates(float(difference[0]), difference[1:])
+
+    return against_references(compare, of_shares(recovered_by("best_bias")))(models)
+
+
+def _recovered_by_bias(model: ModelMeasurements, seed: int) -> Tensor:
+    """The share of the forgotten images that the best bias recovers; then that of each bootstrap sample."""
+    assert model.recovery is not None
+    assert model.recovery.ties is not None
+    found = recovered_by("best_bias")(model).mean()
+    return torch.cat([found[None], recovered_by_resampled_bias(model.recovery.ties, RESAMPLES, seed)])
+
+
 BEST_BIAS_GAP = Gate(
     name="best_bias_gap",
     title="a shifted bias recovers the class to another degree than in retrained models",
     description="The best bias for the forgotten classes, at 1 % of retained accuracy: |held-out forget accuracy − "
     "retrained|.",
     threshold=0.1,
-    measure=gap_to_references(recovered_by("best_bias")),
+    measure=best_bias_gaps,
     kind="depth",
-    applies=has_recovery,
+    applies=has_best_bias,
 )
 
 PROBE_GAP = Gate(
@@ -63,7 +102,7 @@ PROBE_GAP = Gate(
     title="a linear probe on the features recovers the class to another degree than in retrained models",
     description="A linear probe with five images a class: |held-out forget accuracy − retrained|.",
     threshold=0.1,
-    measure=gap_to_references(recovered_by("probe")),
+    measure=gap_to_references(recovered_by("probe"), of_shares(recovered_by("probe"))),
     kind="depth",
     applies=has_recovery,
 )
@@ -73,7 +112,7 @@ NEIGHBOURS_GAP = Gate(
     title="nearest neighbours in feature space recover the class to another degree than in retrained models",
     description="Nearest neighbours among five images a class: |held-out forget accuracy − retrained|.",
     threshold=0.1,
-    measure=gap_to_references(recovered_by("neighbours")),
+    measure=gap_to_references(recovered_by("neighbours"), of_shares(recovered_by("neighbours"))),
     kind="depth",
     applies=has_recovery,
 )
@@ -101,7 +140,7 @@ ORIGINAL_HEAD_GAP = Gate(
     description="The original's head in place of the model's own, where it keeps half of the retained accuracy: "
     "|held-out forget accuracy − retrained|.",
     threshold=0.1,
-    measure=gap_to_references(recovered_by_original_head),
+    measure=gap_to_references(recovered_by_original_head, of_shares(recovered_by_original_head)),
     kind="depth",
     applies=has_original_head,
 )

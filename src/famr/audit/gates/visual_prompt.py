@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from famr.audit.gates.attacked import gap_of_attacked, was_run
-from famr.audit.gates.base import Gate
+from famr.audit.gates.base import Gate, of_shares
 from famr.audit.measurements import PROMPT, ModelMeasurements
 
 
@@ -25,7 +25,7 @@ VISUAL_PROMPT_GAP = Gate(
     description=f"|For-Acc − retrained| under one pattern, trained in {PROMPT.steps} steps and added to every image, "
     "on forget images that it did not learn from.",
     threshold=0.1,
-    measure=gap_of_attacked("prompt", recovered_by_prompt),
+    measure=gap_of_attacked("prompt", recovered_by_prompt, of_shares(recovered_by_prompt)),
     kind="depth",
     applies=was_run("prompt"),
 )
