@@ -269,8 +269,18 @@ def test_a_proxy_that_is_less_sure_is_sharpened_to_the_originals_confidence_on_m
     assert found == pytest.approx(1 / 3, rel=1e-3)
 
 
-def test_few_mistakes_leave_the_temperature_at_one() -> None:
-    logits, labels = torch.eye(5).repeat(20, 1) * 5, torch.arange(5).repeat(20)
+def test_where_mistakes_are_few_the_least_confident_images_are_compared() -> None:
+    """Nine in ten are as sure for both models; the others decide."""
+    known, labels = torch.ones(3, dtype=torch.bool), torch.zeros(300, dtype=torch.long)
+    sure = torch.tensor([[20.0, 0.0, 0.0]]).repeat(300, 1)
+    original, proxy = sure.clone(), sure.clone()
+    original[:30, 0], proxy[:30, 0] = 3.0, 1.5
+    found = proxy_temperature(Predictions(proxy, labels), Predictions(original, labels), known)
+    assert found == pytest.approx(0.5, rel=1e-3)
+
+
+def test_with_few_images_the_temperature_is_one() -> None:
+    logits, labels = torch.eye(5).repeat(3, 1) * 5, torch.arange(5).repeat(3)
     known = torch.ones(5, dtype=torch.bool)
     assert proxy_temperature(Predictions(logits / 2, labels), Predictions(logits, labels), known) == 1.0
 

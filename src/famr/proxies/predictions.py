@@ -1,7 +1,8 @@
 """What proxies predict on a forget set, and the temperature that makes up for their short training.
 
 τ: the mean entropy of a proxy on held-out images that it misclassifies is the original's on those that the original
-misclassifies. A model that never saw a class misclassifies all of its images.
+misclassifies. A model that never saw a class misclassifies all of its images. Where there are too few mistakes to
+compare, the least confident tenth of the images stands in for them.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from torch import Tensor
 
 from famr.data import Images
 from famr.engine.base import Engine
-from famr.metrics.forgetting import correct
+from famr.metrics.forgetting import correct, entropy
 from famr.metrics.predictions import Predictions
 from famr.models import Classifier
 from famr.proxies.recipe import ProxyRecipe
 from famr.proxies.training import proxy_trainer
-from famr.targets.base import HeldOutStatistics, ProxyPredictions
+from famr.targets.base import ProxyPredictions
 from famr.targets.tempered import matching_temperature
 
 FEWEST_MISTAKES = 20
-"""With fewer misclassified images on either side τ is 1: an entropy over a few images says little."""
+"""An entropy over fewer misclassified images says little."""
+LEAST_CONFIDENT = 10
+"""One held-out image in so many stands in for mistakes where these are too few, but at least `FEWEST_MISTAKES` images."""
 
 
 def proxy_temperature(proxy: Predictions, original: Predictions, known: Tensor) -> float:
-    """τ of a proxy; 1 where either model misclassifies too few images to tell.
+    """τ of a proxy; 1 where there are too few held-out images to tell.
 
     Args:
         proxy: Its predictions on held-out images.
@@ -38,15 +41,30 @@ def proxy_temperature(proxy: Predictions, original: Predictions, known: Tensor) 
     >>> round(proxy_temperature(Predictions(sure / 2, label), Predictions(sure, label), both), 3)
     0.5
     """
-    wrong = []
-    for predictions in (proxy, original):
-        logits = predictions.logits.masked_fill(~known, -torch.inf)
-        missed = (correct(logits, predictions.targets) == 0) & known[predictions.targets]
-        wrong.append(logits[missed])
+    seen = known[proxy.targets]
+    targets, both = (
+        proxy.targets[seen],
+        [each.logits[seen].masked_fill(~known, -torch.inf) for each in (proxy, original)],
+    )
+    wrong = [logits[correct(logits, targets) == 0] for logits in both]
+    if min(map(len, wrong)) < FEWEST_MISTAKES:
+        wrong = [least_confident(logits) for logits in both]
     if min(map(len, wrong)) < FEWEST_MISTAKES:
         return 1.0
-    entropy = HeldOutStatistics.of(Predictions(wrong[1], torch.full((len(wrong[1]),), -1))).entropy
-    return matching_temperature(wrong[0], entropy)
+    return matching_temperature(wrong[0], float(entropy(wrong[1]).mean()))
+
+
+def least_confident(logits: Tensor) -> Tensor:
+    """The rows with the highest entropy: a tenth of them, but at least 20 where there are so many.
+
+    Args:
+        logits: (images, classes).
+
+    >>> len(least_confident(torch.randn(500, 3))), len(least_confident(torch.randn(50, 3)))
+    (50, 20)
+    """
+    count = max(FEWEST_MISTAKES, len(logits) // LEAST_CONFIDENT)
+    return logits[entropy(logits).argsort(descending=True)[:count]]
 
 
 def own_proxy(
