@@ -25,7 +25,7 @@ from famr.targets.tempered import matching_temperature
 FEWEST_MISTAKES = 20
 """An entropy over fewer misclassified images says little."""
 LEAST_CONFIDENT = 10
-"""One held-out image in so many stands in for mistakes where these are too few, but at least `FEWEST_MISTAKES` images."""
+"""One held-out image in so many stands in for mistakes where these are too few; at least `FEWEST_MISTAKES` images."""
 
 
 def proxy_temperature(proxy: Predictions, original: Predictions, known: Tensor) -> float:
