@@ -26,11 +26,11 @@ from famr.baselines import (
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.bench import methods, running
 from famr.bench.columns import AVERAGE_GAP
-from famr.bench.comparison import compare, rank_column
+from famr.bench.comparison import compare_methods, rank_column
 from famr.bench.gate import choose_trial, mean_figures
 from famr.bench.methods import FAMR_PAPER, FAMR_QUICK, BenchMethod, bench_methods, file_stem, methods_by_name, slug
 from famr.bench.plan import Bench
-from famr.bench.references import Reference
+from famr.bench.references import BenchReference
 from famr.bench.results import CellKey, ResultsFolder
 from famr.bench.running import run_bench
 from famr.bench.scoring import GAP_METRICS, calibration_and_scored
@@ -251,7 +251,7 @@ def test_the_page_begins_with_what_was_run_what_marks_mean_and_what_is_not_shown
 
 
 def test_results_json_has_the_comparison_of_its_cells(ran: Ran) -> None:
-    assert ran.content["comparisons"] == compare(ran.content)
+    assert ran.content["comparisons"] == compare_methods(ran.content)
     assert ran.content["comparisons"].keys() == {"class", "samples"}
     gap = ran.content["comparisons"]["class"]["average_gap"]
     assert gap["methods"].keys() == {"FAMR", "fine-tune", "DELETE"}  # not the one that failed, nor retraining
@@ -574,9 +574,9 @@ def test_a_damaged_reference_is_not_loaded(ran: Ran, tmp_path: Path) -> None:
     file = next((ran.folder / "references").iterdir())
     torn = tmp_path / file.name
     torn.write_bytes(file.read_bytes()[:-100])
-    assert Reference.load(torn, {}) is None
-    assert Reference.load(tmp_path / "none", {}) is None
-    assert Reference.load(file, {"another": "request"}) is None
+    assert BenchReference.load(torn, {}) is None
+    assert BenchReference.load(tmp_path / "none", {}) is None
+    assert BenchReference.load(file, {"another": "request"}) is None
 
 
 def test_models_trained_by_another_bench_are_reused(

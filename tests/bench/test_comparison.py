@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from famr.bench.columns import AVERAGE_GAP, COLUMNS, FORMATS, JS_TO_RETRAINED, SECONDS
-from famr.bench.comparison import compare, rank_column
+from famr.bench.comparison import compare_methods, rank_column
 from famr.bench.statistics import BEST, TIED
 from famr.bench.tables import LISTED, comparison_summary, differences_table, methods_table, ranking_summary
 
@@ -67,7 +67,7 @@ def content_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize(("requests", "seeds", "unit", "blocks"), [(5, 3, "requests", 5), (2, 4, "seeds", 4)])
 def test_the_page_shows_the_comparison_of_results_json(requests: int, seeds: int, unit: str, blocks: int) -> None:
     cells = cells_of(requests, seeds)
-    compared = compare(content_of(cells))
+    compared = compare_methods(content_of(cells))
     assert json.loads(json.dumps(compared, allow_nan=False)) == compared
     columns = compared["class"]
     assert columns.keys() == {column.name for column in COLUMNS} - {"peak_memory"}  # nobody has that one
@@ -129,7 +129,7 @@ def test_with_fewer_than_three_blocks_nothing_is_tested_and_the_page_says_so(req
 
 def against_best(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Methods other than the best by seconds."""
-    methods = compare(content_of(cells))["class"]["seconds"]["methods"].values()
+    methods = compare_methods(content_of(cells))["class"]["seconds"]["methods"].values()
     return [each for each in methods if each["against_best"] is not None]
 
 

@@ -19,9 +19,9 @@ from famr.bench.statistics import (
     Figures,
     blocked_mean,
     blocks_of,
-    difference,
     holm,
     mean_of,
+    paired_difference,
     rank,
 )
 
@@ -36,7 +36,7 @@ def one_request(*values: float) -> dict[tuple[str, int], float]:
 
 
 def paired(first: Figures, second: Figures) -> Difference:
-    found = difference(first, second)
+    found = paired_difference(first, second)
     assert found is not None
     assert found.p_value is not None
     return found
@@ -114,7 +114,7 @@ def test_equal_differences_are_told_from_none() -> None:
     tenths = one_request(0.1, 0.7, 2.3)
     rounded = {cell: value + 0.1 for cell, value in tenths.items()}  # 0.1 is no binary fraction
     assert paired(rounded, tenths)[1:] == (None, 0.0)
-    assert difference(base, {}) is None
+    assert paired_difference(base, {}) is None
 
 
 def test_hedges_g_is_free_of_the_bias_of_a_small_sample() -> None:

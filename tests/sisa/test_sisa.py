@@ -22,7 +22,7 @@ from famr.errors import CheckpointError, DataError, RequestError
 from famr.sisa import Sisa, load_sisa, train_sisa
 from famr.sisa.ensemble import Shard
 from famr.sisa.plan import ShardPlan, Stage, images_per_epoch, slice_epochs
-from famr.sisa.removal import ids_digest
+from famr.sisa.removal import remaining_digest
 from famr.sisa.voting import majority_vote, mean_vote
 from famr.storage.digests import folder_digests
 
@@ -446,7 +446,7 @@ def test_the_certificate_states_what_was_retrained_and_what_it_assumes(sisa: Sis
     stated = [each.says for claim in proof.claims for each in claim.assumptions if each.status == "stated"]
     assert any("initial weights were not trained" in says for says in stated)
     assert proof.subject["weights_sha256"] == [shard.model.digest() for shard in unlearned.shards]
-    assert proof.subject["remaining_sha256"] == ids_digest(without(images, ids).ids)
+    assert proof.subject["remaining_sha256"] == remaining_digest(without(images, ids).ids)
     assert len(proof.not_shown) == 4
     assert json.loads(json.dumps(removal.to_json(), allow_nan=False))["stages"][0]["shard"] == 0
 

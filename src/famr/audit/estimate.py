@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from famr.audit.prediction_bound import Spread
+from famr.audit.prediction_bound import ReferenceSpread
 
 CONFIDENCE = 0.95
 """Level of every interval of an audit."""
@@ -72,7 +72,7 @@ class Estimates:
 
     by_model: Mapping[str, Estimate]
     among_references: Sequence[Estimate] = ()
-    spread: Spread | None = None
+    spread: ReferenceSpread | None = None
 
 
 def bootstrap_interval(samples: Sequence[Tensor], statistic: Callable[..., Any], seed: int) -> tuple[float, float]:

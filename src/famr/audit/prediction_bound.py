@@ -14,7 +14,7 @@ SMALLEST_DISTANCE = 1e-12
 T = TypeVar("T")
 
 
-class Spread(Protocol):
+class ReferenceSpread(Protocol):
     """How the retrained models of an audit differ from each other, as one gate measures it."""
 
     @property
@@ -28,7 +28,7 @@ class Spread(Protocol):
             level: From 0 to 1.
         """
 
-    def without(self, index: int) -> Spread:
+    def without(self, index: int) -> ReferenceSpread:
         """The spread of the others.
 
         Args:

@@ -20,7 +20,7 @@ from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates import GATES
 from famr.audit.gates.base import Gate, Kind
 from famr.audit.names import COLLAPSED, HEAD_ONLY, NEVER_SAW, ORIGINAL, RETRAINED, UNLEARNED
-from famr.audit.prediction_bound import Spread, Upper
+from famr.audit.prediction_bound import ReferenceSpread, Upper
 from famr.errors import RequestError
 
 Verdict = Literal["pass", "fail", "cannot tell"]
@@ -57,7 +57,7 @@ def verdict_of(estimate: Estimate, threshold: float, allowed: float) -> Verdict:
 
 
 def allowed_value(
-    threshold: float, among_references: Sequence[Estimate], level: float, spread: Spread | None = None
+    threshold: float, among_references: Sequence[Estimate], level: float, spread: ReferenceSpread | None = None
 ) -> float:
     """The threshold, or where there are enough reference models the bound for one more of them, if that is more.
 
@@ -80,7 +80,7 @@ def allowed_value(
 
 
 def retrained_verdict(
-    among_references: Sequence[Estimate], threshold: float, level: float, spread: Spread | None = None
+    among_references: Sequence[Estimate], threshold: float, level: float, spread: ReferenceSpread | None = None
 ) -> Verdict:
     """The verdict on the reference model that is farthest from the remaining ones, by the bound that those set.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from famr.baselines import Baseline
-from famr.bench.references import Reference
+from famr.bench.references import BenchReference
 from famr.bench.results import json_text
 from famr.bench.scoring import BenchPredictions, ScoredBatches, bench_metrics, predict_scored, retraining_gap
 from famr.bench.tasks import Task
@@ -45,7 +45,7 @@ class Case:
     splits: Splits
     batches: ScoredBatches
     original_predictions: BenchPredictions
-    reference: Reference | None
+    reference: BenchReference | None
     train_images: int
     device: torch.device
     precision: Precision
@@ -76,7 +76,7 @@ class Case:
             return head | {"error": {"kind": type(error).__name__, "what": str(error) or "no message", "where": None}}
         return cell
 
-    def retrained_cell(self, name: str, other: Reference, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    def retrained_cell(self, name: str, other: BenchReference, numbers: Mapping[str, Any]) -> dict[str, Any]:
         """The cell of a retrained model of another seed: how close two models that never saw the data are.
 
         Args:

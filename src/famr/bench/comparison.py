@@ -17,7 +17,7 @@ from famr.bench.columns import (
     forgets,
     keeps_accuracy,
 )
-from famr.bench.statistics import Difference, Figures, Ranking, blocked_mean, difference, rank
+from famr.bench.statistics import Difference, Figures, Ranking, blocked_mean, paired_difference, rank
 
 
 def rankable_cells(cells: Sequence[Cell]) -> list[Cell]:
@@ -67,7 +67,7 @@ def accurate_methods(cells: Sequence[Cell]) -> set[str]:
     return {name for name, of_method in methods.items() if keeps_accuracy(of_method)}
 
 
-def compare(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def compare_methods(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Every ranked method against the best one, by kind of request and name of the column.
 
     Args:
@@ -89,7 +89,7 @@ def _outcome(ranking: Ranking) -> dict[str, Any]:
     for name, figures in ranking.figures.items():
         mean = blocked_mean(figures)
         assert mean is not None
-        against = None if name == best else difference(figures, ranking.figures[best])
+        against = None if name == best else paired_difference(figures, ranking.figures[best])
         corrected = ranking.corrected.get(frozenset((best, name)))
         methods[name] = {
             "mean": mean.mean,

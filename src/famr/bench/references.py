@@ -17,7 +17,7 @@ from famr.runs.folder import atomic_file
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class BenchReference:
     """A model that was trained without the forget set.
 
     Attributes:
@@ -55,7 +55,7 @@ class Reference:
             apply_umask(staging)
 
     @classmethod
-    def load(cls, path: Path, facts: Mapping[str, Any]) -> Reference | None:
+    def load(cls, path: Path, facts: Mapping[str, Any]) -> BenchReference | None:
         """Read what `save` wrote.
 
         Args:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from famr.bench.comparison import compare
+from famr.bench.comparison import compare_methods
 from famr.bench.methods import file_stem
 from famr.errors import RequestError, StorageError
 from famr.runs.folder import atomic_file
@@ -179,7 +179,7 @@ class ResultsFolder:
             [read_record(file) for file in sorted((self.path / part).glob("*.json"))] for part in ("tuning", "limits")
         )
         content = {"benchmark": "methods", **self.content, "tuning": tuning, "limits": limits, "cells": cells}
-        return {**content, "comparisons": compare(content)}
+        return {**content, "comparisons": compare_methods(content)}
 
     def _file(self, part: Part, key: CellKey) -> Path:
         names = [name for name in key if name is not None]

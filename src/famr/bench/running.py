@@ -15,7 +15,7 @@ from famr.bench.gate import choose_trial, mean_figures
 from famr.bench.limit import Costs, Fitted, fit_into, longest_seconds
 from famr.bench.methods import BenchMethod, file_stem
 from famr.bench.plan import Bench, require_served
-from famr.bench.references import Reference
+from famr.bench.references import BenchReference
 from famr.bench.results import CellKey, ResultsFolder, json_text, write_atomic
 from famr.bench.scoring import ScoredBatches, calibration_and_scored, predict_scored
 from famr.bench.spreading import Spread, divide_work
@@ -454,11 +454,11 @@ class _BenchRun:
             save_weights(trained.model.module, staging)
         return trained.model
 
-    def reference(self, task: Task, seed: int, batches: ScoredBatches | None = None) -> Reference:
+    def reference(self, task: Task, seed: int, batches: ScoredBatches | None = None) -> BenchReference:
         """The same training without the forget set: kept from before, or trained now."""
         bench, file = self.bench, self._file(seed, task)
         facts = {"task": dict(task.facts), "seed": seed, "precision": bench.run_precision}
-        if (stored := Reference.load(file, facts)) is not None:
+        if (stored := BenchReference.load(file, facts)) is not None:
             return stored
         self.log(f"seed {seed}: retraining without {task.label}")
         start = self.start(seed)
@@ -467,7 +467,7 @@ class _BenchRun:
         )
         batches = batches or self._scored_batches(task, start)
         predictions = predict_scored(outcome.model, batches, self.device, bench.run_precision)
-        reference = Reference(predictions, outcome.seconds, outcome.image_passes, outcome.peak_memory)
+        reference = BenchReference(predictions, outcome.seconds, outcome.image_passes, outcome.peak_memory)
         reference.save(file, facts)
         self.log(f"seed {seed}: retrained in {outcome.seconds:.1f} s")
         return reference

@@ -155,7 +155,7 @@ def blocked_mean(figures: Figures) -> Mean | None:
     return over_blocks or Mean(statistics.fmean(map(statistics.fmean, _groups(figures, 0))), None, 0)
 
 
-def difference(figures: Figures, others: Figures) -> Difference | None:
+def paired_difference(figures: Figures, others: Figures) -> Difference | None:
     """The paired difference of two methods over the cells that both have.
 
     With d̄ and s the mean and the standard deviation of the n differences of the blocks and Γ the gamma function:
@@ -173,7 +173,7 @@ def difference(figures: Figures, others: Figures) -> Difference | None:
 
     >>> hard = {(f"class {request}", 0): 10.0 * request for request in (1, 2, 3)}
     >>> worse = {cell: value + more for (cell, value), more in zip(hard.items(), (1, 2, 3))}
-    >>> difference(worse, hard)
+    >>> paired_difference(worse, hard)
     Difference(mean=Mean(mean=2.0, half_width=2.4841..., size=3), standardised=1.128..., p_value=0.0741...)
     """
     paired = {cell: value - others[cell] for cell, value in figures.items() if cell in others}
@@ -268,7 +268,7 @@ def rank(values: Mapping[str, Figures]) -> Ranking:
     values = {name: figures for name, figures in values.items() if figures}
     p_values = {}
     for first, second in combinations(values, 2):
-        found = difference(values[first], values[second])
+        found = paired_difference(values[first], values[second])
         if found is not None and found.p_value is not None:
             p_values[frozenset((first, second))] = found.p_value
     return Ranking(values, dict(zip(p_values, holm(list(p_values.values())), strict=True)))

@@ -33,7 +33,7 @@ from famr.bench.statistics import (
     Ranking,
     blocked_mean,
     blocks_of,
-    difference,
+    paired_difference,
 )
 from famr.bench.tuning_tables import GATE, limit_line, tuning_table
 from famr.report.content import Block, Bullets, Report, Section, Table, Text
@@ -234,7 +234,7 @@ def _against_best(name: str, column: Column, ranking: Ranking) -> tuple[str, str
         return "not ranked", "–", "–"
     if name == best:
         return f"best {BEST}", "–", "–"
-    found = difference(ranking.figures[name], ranking.figures[best])
+    found = paired_difference(ranking.figures[name], ranking.figures[best])
     assert found is not None  # ranked methods have the same cells
     p_value = ranking.corrected.get(frozenset((best, name)))
     g = "–" if found.standardised is None else format_effect(found.standardised)

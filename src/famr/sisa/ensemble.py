@@ -24,7 +24,7 @@ from famr.errors import DataError, RequestError
 from famr.models import Classifier
 from famr.runs.folder import environment
 from famr.sisa.plan import ShardPlan, Stage
-from famr.sisa.removal import Removal, ids_digest
+from famr.sisa.removal import Removal, remaining_digest
 from famr.sisa.voting import Ensemble, Vote
 from famr.training import Training, fit
 
@@ -123,7 +123,7 @@ class Sisa:
         return result, Removal(
             removed=len(ids),
             remaining=len(remaining),
-            remaining_sha256=ids_digest(remaining),
+            remaining_sha256=remaining_digest(remaining),
             plan=self.plan,
             stages=stages,
             passes=sum(stage.passes for stage in stages),

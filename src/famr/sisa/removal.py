@@ -26,7 +26,7 @@ class Removal:
     Attributes:
         removed: Number of removed images.
         remaining: Number of remaining images.
-        remaining_sha256: Digest of the remaining ids, see `ids_digest`.
+        remaining_sha256: Digest of the remaining ids, see `remaining_digest`.
         plan: Shards, slices and seed.
         stages: The stages that were retrained.
         passes: Image passes of these stages.
@@ -120,13 +120,13 @@ class Removal:
         )
 
 
-def ids_digest(ids: Sequence[str]) -> str:
+def remaining_digest(ids: Sequence[str]) -> str:
     """SHA-256 of ids as a sorted JSON list, which anybody with the data can compute again.
 
     Args:
         ids: The ids, in any order.
 
-    >>> ids_digest(["b", "a"]) == ids_digest(["a", "b"]) != ids_digest(["a"])
+    >>> remaining_digest(["b", "a"]) == remaining_digest(["a", "b"]) != remaining_digest(["a"])
     True
     """
     return json_digest(sorted(ids))

@@ -11,7 +11,7 @@ from famr.audit.estimate import Estimate, Estimates, gap_estimate
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.names import RETRAINED
 from famr.audit.per_image import PerImage, difference
-from famr.audit.prediction_bound import Gaps, Shares, Spread
+from famr.audit.prediction_bound import Gaps, ReferenceSpread, Shares
 
 NO_REFERENCE = "no retrained model was given"
 ONE_REFERENCE = "comparing retrained models with each other takes two, and one was given"
@@ -81,11 +81,11 @@ class Gate:
     needs_retrained: bool = True
 
 
-SpreadOf = Callable[[Sequence[Estimate], ComparedModels], Spread | None]
+SpreadOf = Callable[[Sequence[Estimate], ComparedModels], ReferenceSpread | None]
 """The estimates of the reference models against each other, and the whole audit → how they differ."""
 
 
-def of_gaps(among: Sequence[Estimate], models: ComparedModels) -> Spread:  # noqa: ARG001
+def of_gaps(among: Sequence[Estimate], models: ComparedModels) -> ReferenceSpread:  # noqa: ARG001
     """The spread of values that are |model − mean of the reference models|, or a mean of such gaps.
 
     Args:
@@ -102,7 +102,7 @@ def of_shares(values: PerImage) -> SpreadOf:
         values: The measure whose gap is taken: 1 or 0 of each image, or a share over draws.
     """
 
-    def spread(among: Sequence[Estimate], models: ComparedModels) -> Spread:  # noqa: ARG001
+    def spread(among: Sequence[Estimate], models: ComparedModels) -> ReferenceSpread:  # noqa: ARG001
         found = [values(reference) for reference in models.references]
         return Shares(tuple(float(each.double().mean()) for each in found), found[0].shape[-1])
 

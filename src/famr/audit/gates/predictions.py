@@ -13,7 +13,7 @@ from famr.audit.comparison import ComparedModels
 from famr.audit.estimate import Estimate, mean_estimate
 from famr.audit.gates.base import Gate, against_references
 from famr.audit.measurements import ModelMeasurements
-from famr.audit.prediction_bound import Distances, Spread
+from famr.audit.prediction_bound import Distances, ReferenceSpread
 from famr.audit.two_sample import neighbour_order, two_sample_test
 from famr.data.loaders import order
 from famr.metrics.retraining import js_divergence
@@ -46,7 +46,7 @@ def js_excess(model: ModelMeasurements, references: Sequence[ModelMeasurements],
     return mean_estimate(mean_js(model, references) - between, models.seed)
 
 
-def js_between(among: Sequence[Estimate], models: ComparedModels) -> Spread | None:  # noqa: ARG001
+def js_between(among: Sequence[Estimate], models: ComparedModels) -> ReferenceSpread | None:  # noqa: ARG001
     """The mean JS of each pair of reference models; None for two of them, which have one distance.
 
     Args:

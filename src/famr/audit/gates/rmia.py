@@ -14,7 +14,7 @@ from famr.audit.estimate import Estimate, Estimates
 from famr.audit.gates.base import NO_REFERENCE, Gate, against_references
 from famr.audit.measurements import ModelMeasurements
 from famr.audit.non_members import auc_of_sets, match_one_to_one, why_unequal
-from famr.audit.prediction_bound import Folded, Spread
+from famr.audit.prediction_bound import Folded, ReferenceSpread
 from famr.audit.rmia import rmia_scores, true_log_probability
 from famr.audit.roc import AttackScores, Interval, roc_summary
 from famr.data.loaders import order
@@ -163,7 +163,7 @@ def rmia_aucs(models: ComparedModels) -> Estimates:
         aucs[id(model)] = found.value
         return either_direction(found)
 
-    def spread(among: Sequence[Estimate], models: ComparedModels) -> Spread:
+    def spread(among: Sequence[Estimate], models: ComparedModels) -> ReferenceSpread:
         known = [each for each, of_each in zip(models.references, among, strict=True) if of_each.value is not None]
         return Folded(tuple(aucs[id(each)] for each in known), 0.5)
 
