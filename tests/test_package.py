@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -106,6 +107,22 @@ def test_the_method_pages_table_is_made_from_the_committed_results() -> None:
     from benchmarks.tables import summary
 
     assert summary(result("frontier-cifar100-vit_tiny")) in text_of("docs/method.md")
+
+
+def test_the_method_pages_figures_of_proxies_are_those_of_the_committed_results() -> None:
+    rows = [row for row in result("never_saw-digits")["cells"] if row["request"].startswith("class")]
+
+    def means(variant: str, *columns: str) -> list[str]:
+        chosen = [row for row in rows if re.fullmatch(variant, row["variant"])]
+        return [f"{fmean(row[column] for row in chosen):.3f}" for column in columns]
+
+    text = " ".join(text_of("docs/method.md").split())
+    own, sketch, quick, retrained = (
+        means(variant, "js", "tell_tale") for variant in ("thorough", "thorough, sketch", "quick", r"retrained \d+")
+    )
+    assert "retrained models of " + " and a two-sample AUC of ".join(own) in text
+    assert f"with a sketch at {' and '.join(sketch)}, a quick one at {' and '.join(quick)};" in text
+    assert f"retrained models are at {' and '.join(retrained)}." in text
 
 
 def test_the_readmes_table_is_made_from_the_committed_results() -> None:
