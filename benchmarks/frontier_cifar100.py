@@ -31,7 +31,7 @@ from benchmarks.references import js_between, reference
 from famr.bench.tasks import drawn_classes
 
 TUNING_SEED = 7
-DEFAULT = famr.FAMR()
+DEFAULT = famr.FAMR(effort="quick")
 
 
 class Row(NamedTuple):

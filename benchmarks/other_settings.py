@@ -32,7 +32,7 @@ from famr.bench.tasks import drawn_classes
 from famr.data.transforms import Preprocessing
 
 PIXELS = 64
-METHODS = {"paper": famr.FAMR.paper(), "default": famr.FAMR()}
+METHODS = {"paper": famr.FAMR.paper(), "default": famr.FAMR(effort="quick")}
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def main() -> None:
             retrained = reference(start, splits, CIFAR100_TRAINING, seed, arguments.models)
             case = Case.with_calibration(original, retrained, splits, calibration_images(data.test))
             if kind == "concept":
-                results.add({**key, **case.forget("default", famr.FAMR(), seed, track=False)})
+                results.add({**key, **case.forget("default", famr.FAMR(effort="quick"), seed, track=False)})
             elif kind == "sequence":
                 results.add({**key, **sequence(case, data, request, seed)})
             else:

@@ -225,7 +225,7 @@ def timed_call(model: famr.Classifier, splits: famr.Splits, task: dict[str, Any]
     _synchronise()
     start = time.perf_counter()
     engine = engine_by_name(task["engine"], task["device"])  # a fresh call looks for the GPU, too
-    result = forget(model, splits, famr.FAMR(epochs=EPOCHS), engine=engine, seed=seed, monitor=monitor)
+    result = forget(model, splits, famr.FAMR(effort="quick", epochs=EPOCHS), engine=engine, seed=seed, monitor=monitor)
     _synchronise()
     seconds = time.perf_counter() - start
     accuracy = result.history[-1].forget_accuracy
