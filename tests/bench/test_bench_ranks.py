@@ -59,7 +59,7 @@ def working(rank: int, folder: Path, happens: str, arguments: list[str]) -> None
 
     In its first cell rank 1 is killed or sleeps; or no reference can be written, or every cell of DELETE fails.
     """
-    real, save = running.Case.cell, running.Reference.save
+    real, save = running.Case.cell, running.BenchReference.save
 
     def cell(case: Any, name: str, method: Any) -> dict[str, Any]:
         if case.task.label != "class 3":
@@ -82,7 +82,7 @@ def working(rank: int, folder: Path, happens: str, arguments: list[str]) -> None
     def broken(_method: Any, _work: Any) -> None:
         raise ValueError("It is broken.")
 
-    running.Case.cell, running.Reference.save = cell, unwritten  # type: ignore[method-assign]
+    running.Case.cell, running.BenchReference.save = cell, unwritten  # type: ignore[method-assign]
     if happens == "broken":
         Delete.change = broken  # type: ignore[method-assign]
     os.environ["FAMR_TIMEOUT"] = "2" if happens == "asleep" else "20"
