@@ -110,9 +110,8 @@ def test_the_method_pages_table_is_made_from_the_committed_results() -> None:
 
 
 def test_the_method_pages_figures_of_proxies_are_those_of_the_committed_results() -> None:
-    rows = [row for row in result("never_saw-digits")["cells"] if row["request"].startswith("class")]
-
-    def means(variant: str, *columns: str) -> list[str]:
+    def means(variant: str, *columns: str, name: str = "never_saw-digits") -> list[str]:
+        rows = [row for row in result(name)["cells"] if row["request"].startswith("class")]
         chosen = [row for row in rows if re.fullmatch(variant, row["variant"])]
         return [f"{fmean(row[column] for row in chosen):.3f}" for column in columns]
 
@@ -123,6 +122,17 @@ def test_the_method_pages_figures_of_proxies_are_those_of_the_committed_results(
     assert "retrained models of " + " and a two-sample AUC of ".join(own) in text
     assert f"with a sketch at {' and '.join(sketch)}, a quick one at {' and '.join(quick)};" in text
     assert f"retrained models are at {' and '.join(retrained)}." in text
+    js, auc = zip(
+        *(
+            means(variant, "js", "tell_tale", name="never_saw-digits-others")
+            for variant in ("thorough", "quick", r"retrained \d+")
+        ),
+        strict=True,
+    )
+    assert (
+        f"AUC is {auc[0]} (quick {auc[1]}; retrained {auc[2]}), and the JS no better: {js[0]} ({js[1]}; {js[2]})"
+        in text
+    )
 
 
 def test_the_readmes_table_is_made_from_the_committed_results() -> None:
