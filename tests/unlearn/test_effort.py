@@ -13,6 +13,7 @@ import torch
 import famr
 from conftest import Outcome, small_vit, styled
 from famr.data import Data
+from famr.data.splits import EarlierRequest
 from famr.engine.inference import predict
 from famr.engine.plain import PlainEngine
 from famr.errors import CheckpointError, RequestError
@@ -181,7 +182,7 @@ def test_the_predictions_of_the_proxy_are_in_the_run_folder_and_come_back(
 def test_a_thorough_run_is_certified_from_what_its_proxy_predicted(
     thorough: Unlearned, calibrated: famr.Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("famr.proxies.predictions.own_proxy", None)  # nothing is trained again
+    monkeypatch.setattr("famr.proxies.source.own_proxy", None)  # nothing is trained again
     found = famr.certify(thorough, calibrated, device="cpu", lanczos_steps=2, retained_images=20)
     assert found.claims
 
@@ -250,13 +251,31 @@ def test_a_style_is_not_what_a_sketch_left_out(
 ) -> None:
     splits = famr.split(styled(digits), famr.Request(style=("style", "negative")))
     method = replace(THOROUGH, beta=None, style_layer="blocks.0", epochs=1, strength=0.0)
-    with pytest.raises(RequestError, match="the sketch has no proxies for it"):
+    with pytest.raises(RequestError, match="the proxies of the sketch saw the style"):
         famr.forget(original, replace(splits, retain=None), method, sketch=sketch, device="cpu")
     result = famr.forget(
         original, splits, method, sketch=sketch, recipe=replace(recipe, epochs=1), device="cpu", monitor=QUIET
     )
     assert result.proxy_source is not None
     assert result.proxy_source["trained"] == "for this run"
+    assert result.proxy_source["late_share"] == 1.0  # a style is read off early layers
+
+
+def test_where_an_earlier_request_changed_the_early_layers_the_next_best_source_is_taken(
+    original: famr.Classifier, sketch: famr.Sketch, without_three: famr.Splits, recipe: famr.ProxyRecipe
+) -> None:
+    moved = original.copy()
+    with torch.no_grad():
+        next(moved.module.parameters()).add_(1e-3)
+    earlier = (EarlierRequest(famr.Request(samples=["gone"]), (), 0.1, sketch.weights_sha256),)
+    whole, alone = replace(without_three, earlier=earlier), replace(without_three, earlier=earlier, retain=None)
+    brief = famr.FAMR(epochs=1, strength=1.0)
+    own = famr.forget(moved, whole, brief, sketch=sketch, recipe=replace(recipe, epochs=1), device="cpu", monitor=QUIET)
+    assert own.proxy_source is not None
+    assert own.proxy_source["trained"] == "for this run"
+    assert famr.forget(moved, alone, brief, sketch=sketch, device="cpu", monitor=QUIET).method.target == "masked"
+    with pytest.raises(RequestError, match="an earlier request changed the early layers"):
+        famr.forget(moved, alone, THOROUGH, sketch=sketch, device="cpu", monitor=QUIET)
 
 
 def test_a_stopped_run_does_not_train_its_proxy_again(
@@ -280,11 +299,14 @@ def test_a_stopped_run_does_not_train_its_proxy_again(
     stopped = replace(QUIET, resume_state=ResumeState(tmp_path / "state", every=0.0), on_event=stop)
     with pytest.raises(StoppedError):
         famr.forget(original, calibrated, method, recipe=brief, device="cpu", monitor=stopped)
-    monkeypatch.setattr("famr.unlearn.proxy.own_proxy", None)
+    monkeypatch.setattr("famr.proxies.source.own_proxy", None)
     resumed = replace(QUIET, resume_state=ResumeState(tmp_path / "state", every=0.0))
+    with pytest.raises(RequestError, match="it differs in proxies"):
+        famr.forget(original, calibrated, method, recipe=replace(recipe, epochs=2), device="cpu", monitor=resumed)
     again = famr.forget(original, calibrated, method, recipe=brief, device="cpu", monitor=resumed)
     for name, tensor in whole.module.state_dict().items():
         assert torch.equal(tensor, again.module.state_dict()[name]), name
+    assert again.proxy_source == whole.proxy_source
 
 
 def test_train_sketch_and_forget_from_the_command_line(run: Callable[..., Outcome], tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from famr.data.request import Kind
 from famr.data.splits import Splits
 from famr.models import Classifier
 from famr.proxies.recipe import ProxyRecipe
+from famr.proxies.source import TRAINED_NOW
 from famr.unlearn.forget import forget
 from famr.unlearn.history import ROWS, Monitor
-from famr.unlearn.inputs import TRAINED_NOW
 from famr.unlearn.result import Unlearned
 
 

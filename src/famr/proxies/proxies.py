@@ -63,24 +63,15 @@ class Proxies:
         """Share of the layers that a proxy has of its own."""
         return float(self.recipe["late_share"])
 
-    def check(self, model: Classifier) -> None:
-        """Refuse a model with other early layers.
+    def fit(self, model: Classifier) -> bool:
+        """Whether a model has the early layers that the proxies were trained on.
 
-        A model that forgot something by an edit of its late layers has the original's early ones still.
+        A model that forgot something by an edit of its late layers has them still.
 
         Args:
             model: The model that is to forget.
-
-        Raises:
-            CheckpointError: Its early layers have another digest.
         """
-        found = early_digest(model.module, self.names)
-        if found != self.early_sha256:
-            raise CheckpointError(
-                "The proxies of the sketch were trained on other early layers than this model's.",
-                where=f"proxies on {self.early_sha256[:16]}…, model {found[:16]}…",
-                fix="Take a sketch of this model with `famr sketch`, or use --effort quick.",
-            )
+        return early_digest(model.module, self.names) == self.early_sha256
 
     def model(self, number: int, original: Classifier) -> Classifier:
         """One proxy as a classifier.
@@ -113,7 +104,12 @@ class Proxies:
                 where="sketch",
                 fix="Give their classes, or use --effort quick.",
             )
-        self.check(original)
+        if not self.fit(original):
+            raise CheckpointError(
+                "The proxies of the sketch were trained on other early layers than this model's.",
+                where=original.spec,
+                fix="Take a sketch of this model with `famr sketch`, or use --effort quick.",
+            )
         groups = torch.tensor(self.group_of_class)
         if whole_classes:
             unseen_by = groups[forget.targets]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from torch import nn
@@ -19,11 +20,11 @@ from famr.engine.pick import pick_engine
 from famr.models import Classifier
 from famr.proxies.recipe import ProxyRecipe
 from famr.runs.events import Plan
+from famr.targets import TARGETS
 from famr.unlearn.history import Monitor
 from famr.unlearn.inputs import RunInputs
 from famr.unlearn.problem import build_problem
 from famr.unlearn.progress import Progress
-from famr.unlearn.proxy import with_proxy
 from famr.unlearn.resolve import resolve
 from famr.unlearn.result import Unlearned
 from famr.unlearn.sketch import Sketch
@@ -82,7 +83,7 @@ def forget(
     engine.agree(lambda: inputs.facts(original, settings))
     if monitor.on_event is not None:
         monitor.on_event(Plan(why, config.epochs * inputs.available().steps(config.batch_size)))
-    inputs, proxy_seconds = with_proxy(original, inputs, config, engine, seed, progress, monitor.on_event)
+    inputs, proxy_seconds = _with_proxy(original, inputs, config, engine, seed, progress, monitor)
     with engine.session(original, config.precision, inputs.step_size(config)) as session:
         start = time.perf_counter()
         with (
@@ -111,8 +112,30 @@ def forget(
         seconds_of_all=None if progress.resumed else seconds,
         calibration=inputs.calibration,
         proxy=inputs.proxy,
-        proxy_source=inputs.proxy_source,
+        proxy_source=None if inputs.proxy is None else inputs.source.to_json(),
     )
+
+
+def _with_proxy(
+    original: Classifier,
+    inputs: RunInputs,
+    config: ResolvedFAMR,
+    engine: Engine,
+    seed: int,
+    progress: Progress,
+    monitor: Monitor,
+) -> tuple[RunInputs, float]:
+    """The data of a run with the predictions of proxies, where its target reads them; and the seconds these took."""
+    if not TARGETS[config.target].needs_proxy or inputs.splits is None:
+        return inputs, 0.0
+    start = time.perf_counter()
+    inputs, found = replace(inputs, source=inputs.source.with_start(original)), progress.proxy()
+    if found is None:
+        assert inputs.splits is not None
+        sets = (inputs.splits, inputs.calibration_images(), inputs.forgets_classes)
+        found = inputs.source.predict(original, *sets, engine, seed, monitor.on_event)
+        progress.keep_proxy(found)
+    return replace(inputs, proxy=found), time.perf_counter() - start
 
 
 def _identity(
@@ -124,6 +147,7 @@ def _identity(
         "request": inputs.request.to_json(),
         "method": {**config.to_json(), "search": config.search},
         "seed": seed,
+        "proxies": inputs.source.to_json() if TARGETS[config.target].needs_proxy else None,
         "calibration": inputs.calibration,
         "device": engine.device.type,
         "processes": engine.processes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
@@ -21,9 +21,9 @@ from famr.engine.base import Session
 from famr.errors import RequestError
 from famr.models import Classifier
 from famr.models.labels import require_same_labels
-from famr.proxies.cost import ProxyPlan, plan_proxy
-from famr.proxies.recipe import ProxyRecipe, recorded_recipe
-from famr.proxies.training import too_few_images
+from famr.proxies.cost import ProxyPlan
+from famr.proxies.recipe import ProxyRecipe
+from famr.proxies.source import ProxySource, proxy_source
 from famr.targets import ProxyPredictions
 from famr.unlearn.sketch import Sketch
 
@@ -31,8 +31,6 @@ CALIBRATION_IMAGES = 2000
 """Held-out images, at most, on which a target is calibrated and a run is tracked. The result is evaluated on all."""
 WATCHED_IMAGES = 500
 """Retained images, at most, on which accuracy is compared before and after."""
-TRAINED_NOW, TRAINED_BEFORE = "for this run", "for the sketch"
-"""When the proxies of a run were trained, as run.json says it."""
 COMPARED_IMAGES = 16
 """Forget images whose pixels are compared between processes; of the others ids and labels are."""
 
@@ -84,10 +82,9 @@ class RunInputs:
         style_target: Images of a neutral style; None: the retained images.
         anchor_images: Images for anchors that need some; None: the retained images.
         sketch: Statistics of the training data, taken earlier.
-        recipe: How a proxy is trained; None: there is nothing to train one on.
-        proxy: Predictions of proxies on the forget set, once they are known.
-        proxy_plan: Where they come from, and at what cost; None: from nowhere.
-        no_proxy: Why there can be none.
+        source: Where predictions of proxies come from.
+        proxy: These predictions on the forget set, once they are known.
+        proxy_plan: What they cost; None: there can be none.
     """
 
     splits: Splits | None
@@ -95,10 +92,9 @@ class RunInputs:
     style_target: Source | None = None
     anchor_images: Source | None = None
     sketch: Sketch | None = None
-    recipe: ProxyRecipe | None = None
+    source: ProxySource = field(default_factory=ProxySource)
     proxy: ProxyPredictions | None = None
     proxy_plan: ProxyPlan | None = None
-    no_proxy: str = "a loader's images have no retained images beside them"
 
     @classmethod
     def of(
@@ -141,38 +137,10 @@ class RunInputs:
             sketch.check(original, splits.earlier if splits is not None else ())
         batches = None if loader is None else tuple(checked_pairs(loader))
         inputs = cls(splits, batches, _read_once(style_target), _read_once(anchor_images), sketch)
-        return inputs if splits is None else inputs._with_plan(original, splits, recipe)
-
-    def _with_plan(self, original: Classifier, splits: Splits, recipe: ProxyRecipe | None) -> RunInputs:
-        """With where predictions of a proxy can come from."""
-        proxies = None if self.sketch is None else self.sketch.proxies
-        if proxies is not None and self.kind != "style" and splits.forget.labelled:
-            plan = ProxyPlan(f"{len(proxies)} proxies of the sketch", 0.0, 0.0, proxies.late_share)
-            return replace(self, proxy_plan=plan)
-        if splits.retain is None:
-            return replace(self, no_proxy=self._why_no_proxy(splits))
-        if (too_few := too_few_images(splits.retain)) is not None:
-            return replace(self, no_proxy=too_few)
-        recipe = recipe or recorded_recipe(original)
-        return replace(self, recipe=recipe, proxy_plan=plan_proxy(original, recipe, len(splits.retain)))
-
-    def _why_no_proxy(self, splits: Splits) -> str:
-        """Without retained images."""
-        if self.sketch is None:
-            return "there are no retained images and no sketch"
-        if self.sketch.proxies is not None and not splits.forget.labelled:
-            return "without labels it is not known which proxies of the sketch saw the images"
-        return "there are no retained images, and the sketch has no proxies for it"
-
-    @property
-    def proxy_source(self) -> dict[str, Any] | None:
-        """Where the predictions of proxies come from, as run.json says it; None without them."""
-        if self.proxy is None:
-            return None
-        if self.recipe is not None:
-            return {"trained": TRAINED_NOW, **self.recipe.to_json()}
-        proxies = None if self.sketch is None else self.sketch.proxies
-        return None if proxies is None else {"trained": TRAINED_BEFORE, "proxies": len(proxies), **proxies.recipe}
+        proxies = None if sketch is None else sketch.proxies
+        source = proxy_source(original, splits, inputs.kind, proxies, recipe)
+        retained = 0 if splits is None or splits.retain is None else len(splits.retain)
+        return replace(inputs, source=source, proxy_plan=source.plan(original, retained))
 
     @property
     def calibration(self) -> str | None:
@@ -189,7 +157,9 @@ class RunInputs:
             count = sum(len(images) for images, _ in self.loader)
             given, sketched = self.anchor_images is not None, self.sketch is not None
             steps = len(self.loader)
-            return Available("images", given, False, sketched, count, steps_per_epoch=steps, no_proxy=self.no_proxy)
+            return Available(
+                "images", given, False, sketched, count, steps_per_epoch=steps, no_proxy=self.source.why_not
+            )
         splits, counts = self.splits, {}
         if splits.retain is not None and splits.retain.labelled:
             counts = splits.retain.class_counts()
@@ -202,7 +172,7 @@ class RunInputs:
             classes=len(counts),
             fewest=min(counts.values(), default=0),
             proxy=self.proxy_plan,
-            no_proxy=self.no_proxy,
+            no_proxy=self.source.why_not,
         )
 
     @property
