@@ -172,7 +172,7 @@ def test_one_more_model_is_beyond_the_bound_of_small_shares_as_often_as_it_says(
 def test_a_bound_of_shares_is_that_of_their_scores_and_ends_at_all_images() -> None:
     shares = Shares((0.45, 0.5, 0.55, 0.5, 0.5), 100_000)
     assert shares.bound(0.05) == pytest.approx(
-        gap_prediction_bound(gaps_of(torch.tensor(shares.shares, dtype=torch.float64)), 0.05), rel=0.01
+        gap_prediction_bound(gaps_of(torch.tensor(shares.values, dtype=torch.float64)), 0.05), rel=0.01
     )
     assert Shares((0.0, 0.9, 0.5, 0.1, 0.5), 40).bound(0.001) == pytest.approx(0.6, abs=0.001)
     assert shares.without(0) == Shares((0.5, 0.55, 0.5, 0.5), 100_000)

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 SMALLEST_DISTANCE = 1e-12
 """Mean distances below it are raised to it: their logarithm is taken."""
@@ -37,11 +37,11 @@ class ReferenceSpread(Protocol):
 
 
 @dataclass(frozen=True)
-class Upper:
-    """Values that are judged as they are: a large one is bad.
+class Values:
+    """One value a model.
 
     Attributes:
-        values: Of each model, against the others.
+        values: Of each model.
     """
 
     values: tuple[float, ...]
@@ -51,6 +51,19 @@ class Upper:
         """The number of models."""
         return len(self.values)
 
+    def without(self, index: int) -> Self:
+        """The values of the others.
+
+        Args:
+            index: Of the model that is left out.
+        """
+        return replace(self, values=_without(self.values, index))
+
+
+@dataclass(frozen=True)
+class Upper(Values):
+    """Values that are judged as they are, each model against the others: a large one is bad."""
+
     def bound(self, level: float) -> float:
         """`upper_prediction_bound`.
 
@@ -58,14 +71,6 @@ class Upper:
             level: From 0 to 1.
         """
         return upper_prediction_bound(self.values, level)
-
-    def without(self, index: int) -> Upper:
-        """The values of the others.
-
-        Args:
-            index: Of the model that is left out.
-        """
-        return Upper(_without(self.values, index))
 
 
 @dataclass(frozen=True)
@@ -113,11 +118,11 @@ class Gaps:
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Values that are gaps of shares of images: |xᵢ − mean of the others|, where an attack recovers few images or many.
+class Shares(Values):
+    """Shares xᵢ of images, from 0 to 1, that are judged by their gap |xᵢ − mean of the others|: an attack recovers few
+    images or many.
 
     Attributes:
-        shares: xᵢ of each model, from 0 to 1.
         images: What they are shares of.
 
     >>> few, none = Shares((0.0, 0.0, 0.1, 0.0, 0.2), 40), Shares((0.0, 0.0, 0.0, 0.0, 0.0), 40)
@@ -125,13 +130,7 @@ class Shares:
     (0.575, 0.0)
     """
 
-    shares: tuple[float, ...]
     images: int
-
-    @property
-    def count(self) -> int:
-        """The number of models."""
-        return len(self.shares)
 
     def bound(self, level: float) -> float:
         """max(Φ(m + w) − x̄, x̄ − Φ(m − w)), w = t_{n−1, 1−level/2} · s · √(1 + 1/n), with m and s of Φ⁻¹ of the shares.
@@ -145,42 +144,27 @@ class Shares:
             level: From 0 to 1.
         """
         normal = statistics.NormalDist()
-        scores = [normal.inv_cdf((share * self.images + 0.5) / (self.images + 1)) for share in self.shares]
-        middle, mean = statistics.fmean(scores), statistics.fmean(self.shares)
+        scores = [normal.inv_cdf((share * self.images + 0.5) / (self.images + 1)) for share in self.values]
+        middle, mean = statistics.fmean(scores), statistics.fmean(self.values)
         width = _two_sided(sum((score - middle) ** 2 for score in scores), self.count, level)
         low, high = (
             (normal.cdf(end) * (self.images + 1) - 0.5) / self.images for end in (middle - width, middle + width)
         )
         return max(min(high, 1.0) - mean, mean - max(low, 0.0), 0.0)
 
-    def without(self, index: int) -> Shares:
-        """The shares of the others.
-
-        Args:
-            index: Of the model that is left out.
-        """
-        return replace(self, shares=_without(self.shares, index))
-
 
 @dataclass(frozen=True)
-class Folded:
-    """Values that are judged by their distance from a centre that is known, whichever side they are on.
+class Folded(Values):
+    """Values, not folded yet, that are judged by their distance from a known centre, whichever side they are on.
 
     Attributes:
-        values: Of each model, before they are folded.
         centre: What they are folded at; it is added to the bound.
 
     >>> round(Folded((0.51, 0.47, 0.50, 0.53, 0.49), centre=0.5).bound(0.05), 3)
     0.568
     """
 
-    values: tuple[float, ...]
     centre: float
-
-    @property
-    def count(self) -> int:
-        """The number of models."""
-        return len(self.values)
 
     def bound(self, level: float) -> float:
         """centre + |m − centre| + t_{n−1, 1−level/2} · s · √(1 + 1/n): the farther end of the two-sided bound.
@@ -193,14 +177,6 @@ class Folded:
         mean = statistics.fmean(self.values)
         half = _two_sided(sum((value - mean) ** 2 for value in self.values), self.count, level)
         return self.centre + abs(mean - self.centre) + half
-
-    def without(self, index: int) -> Folded:
-        """The values of the others.
-
-        Args:
-            index: Of the model that is left out.
-        """
-        return replace(self, values=_without(self.values, index))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from famr.certificates.retraining import retraining_certificate
 from famr.cli.opening import load_retrained, open_run, open_splits, open_style_target, recorded_source
 from famr.cli.options import Device, MovedOptions, RemovedRun, Retrained
 from famr.cli.printing import Result, say
+from famr.config import ResolvedFAMR
 from famr.data.request import Request
 from famr.errors import CheckpointError, GateError, RequestError
 from famr.models import load_model
@@ -151,12 +152,12 @@ def read_certificate(run: Path) -> Certificate:
     file = run / _section(run) / "certificate.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        if "method" in values["subject"]:  # the first edition knew no other effort
-            values["subject"]["method"].setdefault("effort", "quick")
+        if "method" in values["subject"]:  # with settings that were added since it was written
+            values["subject"]["method"] = ResolvedFAMR.from_json(values["subject"]["method"]).to_json()
         return Certificate.from_json(values)
     except FileNotFoundError as error:
         raise RequestError("The run has no certificate.", where=str(file), fix="famr certify RUN") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RequestError) as error:
         raise CheckpointError("The certificate is damaged.", where=str(file), fix="Make it again.") from error
 
 

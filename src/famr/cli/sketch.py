@@ -31,19 +31,19 @@ class SketchTask:
 
     Attributes:
         target: The file to write.
-        images: Training images to take statistics from.
         proxies: How many; None: 10 where that takes minutes, else none.
         seed: Of all draws.
         device: Where to compute.
         quiet: Show no progress.
+        images: Training images to take statistics from.
     """
 
     target: Path
+    proxies: int | None
+    seed: int
+    device: str
+    quiet: bool
     images: int = 1000
-    proxies: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    quiet: bool = False
 
 
 def sketch_command(
@@ -79,7 +79,7 @@ def sketch_command(
     require_free_sketch(target, overwrite)
     source = data.source(match_labels_by_name=match_labels_by_name)
     loaded, opened = match_labels(load_model(model), source.open(), by_name=match_labels_by_name)
-    sketch = write_sketch(loaded, opened, SketchTask(target, images, proxies, seed, device, quiet))
+    sketch = write_sketch(loaded, opened, SketchTask(target, proxies, seed, device, quiet, images))
     layers, count = len(sketch.fisher.layers), 0 if sketch.proxies is None else len(sketch.proxies)
     return Result(
         {"output": str(target), "images": sketch.images, "layers": layers, "proxies": count},

@@ -109,20 +109,12 @@ def train_command(
     require_used(context, lambda name: name not in HEAD_ONLY, network, "Give --certified-head, or leave it out.")
     if not augment:
         training = replace(training, augmentation=None)
-    if sketch and without.request() is not None:
-        raise RequestError(
-            "A sketch is of a model that was trained on everything.",
-            where="--sketch beside --without-…",
-            fix="Leave one out.",
-        )
-    if sketch:
-        require_free_sketch(sketch_file(output.output_dir), output.overwrite)
+    target = _free_sketch(output, without) if sketch else None
     report = run_train(model, data, output, without, training, run)
-    if sketch:
-        trained, source = load_model(str(output.output_dir)), data.source().open()
-        task = SketchTask(sketch_file(output.output_dir), seed=run.seed, device=run.device, quiet=run.quiet)
-        write_sketch(trained, source, task)
-        report = {**report, "sketch": str(task.target)}
+    if target is not None:
+        trained, task = load_model(str(output.output_dir)), SketchTask(target, None, run.seed, run.device, run.quiet)
+        write_sketch(trained, data.source().open(), task)
+        report = {**report, "sketch": str(target)}
 
     def show() -> None:
         print(f"test accuracy {100 * report['test_accuracy']:.1f} % on {report['test_count']} images")
@@ -131,6 +123,19 @@ def train_command(
             say(f"sketch: {report['sketch']}")
 
     return Result(report, show)
+
+
+def _free_sketch(output: OutputOptions, without: ExcludedOptions) -> Path:
+    """The file of the sketch, which must be free before a training begins."""
+    if without.request() is not None:
+        raise RequestError(
+            "A sketch is of a model that was trained on everything.",
+            where="--sketch beside --without-…",
+            fix="Leave one out.",
+        )
+    target = sketch_file(output.output_dir)
+    require_free_sketch(target, output.overwrite)
+    return target
 
 
 def run_train(
