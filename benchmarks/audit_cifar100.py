@@ -109,7 +109,7 @@ def main() -> None:
         if number in (0, CLASSES):
             found = {method: shadows.logits(SAMPLES if number else CLASS, method) for method in METHODS}
         given = {method: logits for method, logits in found.items() if logits is not None}
-        recipe = famr.ProxyRecipe(training, start(0))
+        recipe = famr.ProxyRecipe(training, start(0), late_share=1.0)
         results.add(audit_cell(original, recipe, models_of_request, given, arguments.quick))
 
 

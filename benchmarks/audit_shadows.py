@@ -180,7 +180,7 @@ class ShadowModels:
                 continue
             splits = famr.calibration_split(famr.split(own, requests[kind])).for_forgetting
             try:
-                recipe = famr.ProxyRecipe(setting.training, setting.start(seed))
+                recipe = famr.ProxyRecipe(setting.training, setting.start(seed), late_share=1.0)
                 unlearned, wider = unlearn_shadow(trained.model, splits, setting.methods[method], recipe, number)
             except FamrError as error:
                 log(f"shadow {number}, {kind}, {method}: {error.what}")

@@ -46,6 +46,7 @@ from famr.metrics.forgetting import entropy
 from famr.metrics.predictions import SplitPredictions
 from famr.metrics.retraining import js_divergence
 from famr.metrics.scores import accuracy
+from famr.proxies.recipe import ALL_LAYERS, LATE_SHARE
 from famr.targets.margins import margins
 
 SCORED_SEED, TUNING_SEED = 2025, 7
@@ -86,16 +87,16 @@ DEFAULTS = {
 }
 TRIALS = {
     "whole proxy": Variant(THOROUGH, {"late_share": 1.0}),
-    "whole proxy from scratch": Variant(THOROUGH, {"late_share": 1.0}, known_start=False),
-    "late layers at random": Variant(THOROUGH, known_start=False),
+    "half of the layers": Variant(THOROUGH, {"late_share": 0.5}),
+    "late layers at random": Variant(THOROUGH, {"late_share": 0.5}, known_start=False),
     "a quarter of the layers": Variant(THOROUGH, {"late_share": 0.25}),
     "half of the epochs": Variant(THOROUGH, {"epochs": 0.5}),
     "twice the epochs": Variant(THOROUGH, {"epochs": 2.0}),
-    "50 steps": Variant(THOROUGH, steps=50),
-    "300 steps": Variant(THOROUGH, steps=300),
+    "100 steps": Variant(THOROUGH, steps=100),
+    "600 steps": Variant(THOROUGH, steps=600),
     "half of the layers edited": Variant(replace(THOROUGH, edited_share=0.5)),
-    "the head edited too": Variant(replace(THOROUGH, edit_head=True)),
-    "Adam, 300 steps": Variant(replace(THOROUGH, optimiser="adam", learning_rate=2e-4, edited_share=0.25), steps=300),
+    "the head not edited": Variant(replace(THOROUGH, edit_head=False)),
+    "natural steps": Variant(replace(THOROUGH, optimiser="natural")),
 }
 
 
@@ -108,6 +109,7 @@ class Setting:
         start: What training starts from.
         training: Of originals and references.
         facts: For the result file.
+        late_share: Share of the layers that a proxy trained for one request has of its own.
         classes: How many classes are forgotten, one at a time.
         samples: How many draws of a tenth of the images.
     """
@@ -116,6 +118,7 @@ class Setting:
     start: Start
     training: famr.Training
     facts: dict[str, Any]
+    late_share: float
     classes: int
     samples: int
 
@@ -159,19 +162,19 @@ def open_setting(arguments: argparse.Namespace) -> Setting:
         }
         classes = 5 if arguments.classes is None else arguments.classes
         samples = 1 if arguments.samples is None else arguments.samples
-        return Setting(data, small_vit(data.labels), DIGITS_TRAINING, facts, classes, samples)
+        return Setting(data, small_vit(data.labels), DIGITS_TRAINING, facts, LATE_SHARE, classes, samples)
     data = open_parquet(arguments.data)
     facts = cifar100_facts("never saw: CIFAR-100")
     classes = 5 if arguments.classes is None else arguments.classes
     samples = 3 if arguments.samples is None else arguments.samples
     if arguments.images is None:
         training = replace(CIFAR100_TRAINING, compile=True)
-        return Setting(data, vit_tiny(arguments.weights, data.labels), training, facts, classes, samples)
+        return Setting(data, vit_tiny(arguments.weights, data.labels), training, facts, ALL_LAYERS, classes, samples)
     chosen = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))[: arguments.images]
     data = replace(data, train=data.train.take(chosen.sort().values))
     training = replace(CIFAR100_TRAINING, epochs=4, batch_size=64)
     start = small_vit(data.labels, img_size=32, patch_size=8)
-    return Setting(data, start, training, {**facts, "data": "a trial"}, classes, samples)
+    return Setting(data, start, training, {**facts, "data": "a trial"}, LATE_SHARE, classes, samples)
 
 
 def drawn_requests(setting: Setting, tuning: bool) -> list[famr.Request]:
@@ -261,7 +264,7 @@ def run_variant(
         method = replace(method, epochs=max(1, round(variant.steps / -(-len(seen.forget) // method.batch_size))))
     if variant.known_start:
         recipe = replace(recipe, start=setting.start(seed))
-    recipe = replace(recipe, late_share=variant.recipe.get("late_share", recipe.late_share))
+    recipe = replace(recipe, late_share=variant.recipe.get("late_share", setting.late_share))
     epochs = variant.recipe.get("epochs", 1.0) * recipe.short_training.epochs
     recipe = replace(recipe, epochs=max(1, round(epochs)))
     splits = seen if variant.data else famr.forget_only(seen.forget, seen.labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import famr
 from conftest import SHIFTS, SMALL_VIT, small_vit
 from famr.data import Data
 from famr.errors import RequestError
-from famr.proxies.recipe import ProxyRecipe, recorded_recipe
+from famr.proxies.recipe import ProxyRecipe, recorded_recipe, sketch_recipe
 from famr.training import Trained
 
 
@@ -34,6 +35,7 @@ def test_the_record_of_a_training_from_scratch_gives_its_settings_and_its_start(
     recipe = recorded_recipe(famr.load_model(str(original_run)))
     assert (recipe.training.epochs, recipe.training.augmentation) == (trained.training.epochs, SHIFTS)
     assert recipe.start is None  # nothing is loaded before it is needed
+    assert recipe.late_share == 0.5
     found = recipe.with_start(famr.load_model(str(original_run))).start
     assert found is not None
     assert found.digest() == small_vit(digits).digest()
@@ -52,9 +54,13 @@ def test_the_record_of_a_fine_tuning_names_the_checkpoint_that_it_started_from(d
     written = (saved / "training/run.json").read_text(encoding="utf-8")
     assert str(tmp_path) not in written  # paths are relative to the folder
     model = famr.load_model(str(saved))
-    found = recorded_recipe(model).with_start(model).start
+    recipe = recorded_recipe(model)
+    found = recipe.with_start(model).start
     assert found is not None
     assert found.digest() == start.digest()
+    assert (recipe.late_share, sketch_recipe(model).late_share) == (1.0, 0.5)
+    shutil.rmtree(checkpoint)
+    assert recorded_recipe(model).with_start(model).late_share == 0.5  # trained from random weights, half is nearer
 
 
 def test_a_start_that_is_no_longer_there_is_said_and_late_layers_start_at_random(digits: Data, tmp_path: Path) -> None:

@@ -107,6 +107,18 @@ def test_whoever_asks_gets_what_they_ask_for() -> None:
     assert resolved(famr.FAMR(target="masked"), available(plan(1.0)))[0] == "masked"
 
 
+def test_adam_moves_late_layers_to_what_a_proxy_predicts_of_a_class_and_all_layers_for_samples() -> None:
+    engine, method = PlainEngine(CPU), famr.FAMR(effort="thorough")
+    forgotten_class, _ = resolve(method, available(plan(1.0)), engine)
+    steps = forgotten_class.epochs * available().steps(method.batch_size)
+    assert (forgotten_class.optimiser, forgotten_class.edited_share, steps) == ("adam", 0.25, 300)
+    assert (forgotten_class.learning_rate, forgotten_class.function_images) == (2e-4, 20)
+    samples, _ = resolve(method, available(plan(1.0), kind="samples"), engine)
+    assert (samples.optimiser, samples.edited_share, samples.overshoot) == ("adam", 1.0, 0.0)
+    alone, _ = resolve(method, replace(available(plan(0.0)), retained=False, sketch=True), engine)
+    assert (alone.optimiser, alone.anchor, alone.epochs) == ("natural", "kfac", 150)
+
+
 def test_without_data_for_a_proxy_thorough_is_refused_and_auto_is_quick() -> None:
     assert resolved(famr.FAMR(), available())[0] == "masked"
     with pytest.raises(RequestError, match="never saw the forget set, and none can be trained: there is no data"):

@@ -263,7 +263,7 @@ def test_seconds_are_of_everything_but_evaluation(
     monkeypatch.setattr(MaskedTarget, "build", slow("target", 1e4, MaskedTarget.build))
     monkeypatch.setattr(L2Anchor, "build", slow("anchor", 1e3, L2Anchor.build))
     monkeypatch.setattr(prefix, "block_input", slow("prefix", 10.0, prefix.block_input))
-    hard = famr.FAMR(function_strength=2e4, epochs=4)  # far too strong at first
+    hard = famr.FAMR(effort="quick", function_strength=2e4, epochs=4)  # far too strong at first
     result = famr.forget(original, without_three, hard, device="cpu", monitor=famr.Monitor(track_retain=False))
     assert len(result.trials) > 1
     assert (calls["target"], calls["anchor"]) == (1, 1)

@@ -97,9 +97,8 @@ def test_a_temperature_is_for_targets_that_have_one() -> None:
 
 
 def test_small_forget_sets_are_seen_more_often() -> None:
-    assert [enough_epochs(steps, natural=True) for steps in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
-    assert [enough_epochs(steps, natural=False) for steps in (1, 4, 1000)] == [100, 25, 8]
-    assert enough_epochs(1000, natural=False, least=12) == 12
+    assert [enough_epochs(steps, least_steps=48) for steps in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
+    assert [enough_epochs(steps, least_steps=100, least_epochs=8) for steps in (1, 4, 1000)] == [100, 25, 8]
 
 
 def test_samples_and_styles_change_every_layer_and_are_anchored_on_all_images_that_the_steps_use() -> None:

@@ -129,7 +129,9 @@ def test_where_no_anchor_has_a_strength_one_trial_is_made() -> None:
 def test_all_anchors_of_a_trial_change_by_the_same_factor(
     original: famr.Classifier, without_three: famr.Splits
 ) -> None:
-    hard = FAMR(anchor="kfac", fisher_images=50, function_strength=2e4, epochs=8)  # far too strong at first
+    hard = FAMR(  # far too strong at first
+        effort="quick", anchor="kfac", fisher_images=50, function_strength=2e4, epochs=8
+    )
     result = famr.forget(original, without_three, hard, device="cpu", monitor=famr.Monitor(track_retain=False, rows=1))
     first, last = result.trials[0], result.trials[-1]
     assert (first.strength, first.function_strength) == (1e2, 2e4)
@@ -160,6 +162,7 @@ def test_the_advice_has_all_digits_and_names_only_anchors_that_the_run_has() -> 
 
 SEARCHES = {
     "forgot over the budget": FAMR(
+        effort="quick",
         optimiser="adam",
         learning_rate=2e-3,
         function_strength=1e-3,

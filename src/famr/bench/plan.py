@@ -48,6 +48,7 @@ class Bench:
         seconds: Limit on the seconds of every method but retraining, SISA and FAMR. None: the longest that FAMR with
             its defaults takes on the tuning requests of the kind; no limit where nothing is tuned.
         retrained: Whether reference models are retrained; without them no gap is known.
+        fine_tuned: Whether `start` returns trained weights, so that a proxy trains all of its layers.
     """
 
     data: Data
@@ -68,6 +69,7 @@ class Bench:
     precision: Precision | None = None
     seconds: float | None = None
     retrained: bool = True
+    fine_tuned: bool = False
 
     def __post_init__(self) -> None:
         for name, must, holds in (

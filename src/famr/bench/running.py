@@ -28,7 +28,7 @@ from famr.engine.distributed import ALONE, Ranks
 from famr.engine.inference import on_device, predict_batches
 from famr.models import Classifier
 from famr.models.weights import load_weights, read_weights, save_weights
-from famr.proxies.recipe import ProxyRecipe
+from famr.proxies.recipe import ALL_LAYERS, LATE_SHARE, ProxyRecipe
 from famr.report.html import as_html
 from famr.report.markdown import as_markdown
 from famr.runs.folder import atomic_file, environment
@@ -284,7 +284,10 @@ class _BenchRun:
         """FAMR with how originals are trained here, for its proxy."""
         if not isinstance(method, FamrMethod) or method.recipe is not None:
             return method
-        return replace(method, recipe=ProxyRecipe(self.bench.training, self.start(seed), source="the bench's training"))
+        share = ALL_LAYERS if self.bench.fine_tuned else LATE_SHARE
+        source = "the bench's training"
+        recipe = ProxyRecipe(self.bench.training, self.start(seed), late_share=share, source=source)
+        return replace(method, recipe=recipe)
 
     def _with_ensemble(self, method: Baseline, seed: int) -> Baseline:
         """SISA with the ensemble that it needs; other methods as they are."""

@@ -18,7 +18,7 @@ from famr.models import Classifier, load_model
 from famr.models.labels import match_labels
 from famr.proxies.cost import plan_proxies
 from famr.proxies.proxies import GROUPS, steps_of
-from famr.proxies.recipe import recorded_recipe
+from famr.proxies.recipe import sketch_recipe
 from famr.proxies.training import too_few_images
 from famr.runs.events import ProxyStep
 from famr.runs.folder import atomic_file
@@ -126,7 +126,7 @@ def write_sketch(model: Classifier, data: Data, task: SketchTask) -> Sketch:
         if len(calibration) < FEWEST:
             say_note(f"{len(data.test)} held-out images are too few to calibrate on; the sketch has none")
         data = replace(data, test=calibration if len(calibration) >= FEWEST else None)
-    device, recipe = pick_device(task.device), recorded_recipe(model)
+    device, recipe = pick_device(task.device), sketch_recipe(model)
     groups = GROUPS if task.proxies is None else task.proxies
     if task.proxies is None and (too_few := too_few_images(data.train)) is not None:
         say_note(f"the sketch gets no proxies: {too_few}")

@@ -10,16 +10,18 @@ from famr.errors import CheckpointError, FamrError, RequestError
 from famr.models import Classifier
 from famr.proxies.late import redrawn
 from famr.runs.folder import read_unlearning
-from famr.runs.training_record import RECORD
+from famr.runs.training_record import RECORD, TrainingRecord
 from famr.training import Training
 from famr.training.recorded import original_training, recorded_training
 
 EPOCH_SHARE = 0.25
 """Epochs of a proxy, as a share of the original's. With half as many its target is farther from retrained models
 (docs/method.md, "What was tried")."""
-LATE_SHARE = 0.5
-"""Share of the layers that a proxy has of its own. With all of them its target is nearer to retrained models, at nearly
-twice the cost; with a quarter it is farther (docs/method.md, "What was tried")."""
+LATE_SHARE, ALL_LAYERS = 0.5, 1.0
+"""Share of the layers that a proxy has of its own. A network that was fine-tuned has a proxy with all of them: it is
+nearer to retrained models, at nearly twice the cost. From random weights a quarter of the epochs does not suffice for
+all layers, and a sketch holds many proxies: these have half. With a quarter of the layers the target is farther from
+retrained models (docs/method.md, "What was tried")."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,8 @@ class ProxyRecipe:
         start: The model from which the original's training started, such as a pretrained network with a new head; None:
             not known, and late layers start from random weights.
         epochs: Of a proxy; None: a quarter of the training's, at least one.
-        late_share: Share of the layers that a proxy trains; the others are the original's, frozen.
+        late_share: Share of the layers that a proxy trains; the others are the original's, frozen. Best 1 where the
+            start is a pretrained network.
         source: Where the recipe comes from, in words.
         record: Folder whose record says where the training started, for `with_start`; None: there is none.
     """
@@ -68,7 +71,7 @@ class ProxyRecipe:
             return replace(self, start=found.start(found.seed), record=None)
         except FamrError as error:
             source = f"{self.source}; late layers start at random ({error.what.rstrip('.')})"
-            return replace(self, source=source, record=None)
+            return replace(self, late_share=min(self.late_share, LATE_SHARE), source=source, record=None)
 
     def start_of(self, original: Classifier, names: tuple[str, ...], seed: int) -> Classifier:
         """Where the late layers of a proxy start.
@@ -102,9 +105,26 @@ def recorded_recipe(model: Classifier) -> ProxyRecipe:
     if folder is None:
         return ProxyRecipe(Training(), source="the default training, as the model has no record of its own")
     try:
-        return ProxyRecipe(recorded_training(folder), source="the record of the original's training", record=folder)
+        share = ALL_LAYERS if _was_fine_tuned(folder) else LATE_SHARE
+        source = "the record of the original's training"
+        return ProxyRecipe(recorded_training(folder), late_share=share, source=source, record=folder)
     except CheckpointError:
         return ProxyRecipe(Training(), source="the default training, as the model's record cannot be read")
+
+
+def sketch_recipe(model: Classifier) -> ProxyRecipe:
+    """The recorded recipe for proxies that are taken once: a file holds them all, so that they share early layers.
+
+    Args:
+        model: As it was loaded.
+    """
+    return replace(recorded_recipe(model), late_share=LATE_SHARE)
+
+
+def _was_fine_tuned(folder: Path) -> bool:
+    """Whether a training is recorded to have started from trained weights."""
+    record = TrainingRecord.read(folder)
+    return record is not None and record.start is not None and not record.start.get("from_scratch")
 
 
 def _trained_folder(folder: Path) -> Path | None:

@@ -14,7 +14,7 @@ from famr.models import Classifier
 from famr.proxies.cost import ProxyPlan, plan_proxy
 from famr.proxies.predictions import own_proxy
 from famr.proxies.proxies import Proxies
-from famr.proxies.recipe import ProxyRecipe, recorded_recipe
+from famr.proxies.recipe import ALL_LAYERS, ProxyRecipe, recorded_recipe
 from famr.proxies.training import too_few_images
 from famr.runs.events import ProxyStep
 from famr.targets.base import ProxyPredictions
@@ -118,7 +118,7 @@ def proxy_source(
         return ProxySource(why_not=too_few)
     recipe = recipe or recorded_recipe(original)
     if kind == "style":  # a style is read off early layers, which the original learnt with it
-        recipe = replace(recipe, late_share=1.0)
+        recipe = replace(recipe, late_share=ALL_LAYERS)
     return ProxySource(recipe=recipe)
 
 

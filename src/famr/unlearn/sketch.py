@@ -31,7 +31,7 @@ from famr.models import Classifier
 from famr.models.classifier import eval_mode, logits_of
 from famr.models.weights import apply_umask
 from famr.proxies.proxies import Proxies, train_proxies
-from famr.proxies.recipe import ProxyRecipe, recorded_recipe
+from famr.proxies.recipe import ProxyRecipe, sketch_recipe
 from famr.targets import HeldOutStatistics
 
 
@@ -174,7 +174,7 @@ def take_sketch(
         data: The data that it was trained on.
         images: Training images for the Fisher information; more than a thousand changed no result.
         proxies: How many proxies to train, 10 as a rule, so that later requests need none; 0: none.
-        recipe: How they are trained; None: as the model's folder records.
+        recipe: How they are trained; None: as the model's folder records, in the late half of the layers.
         seed: Seed of the draw of images and labels.
         device: Name of the device; None: the best available.
         on_step: Called after each step of the proxies with the number of steps so far.
@@ -205,6 +205,6 @@ def take_sketch(
     if not proxies:
         return sketch
     engine = pick_engine(str(chosen))
-    recipe = (recipe or recorded_recipe(model)).with_start(model)
+    recipe = (recipe or sketch_recipe(model)).with_start(model)
     trained = train_proxies(model, data, recipe, engine=engine, groups=proxies, seed=seed, on_step=on_step)
     return replace(sketch, proxies=trained)

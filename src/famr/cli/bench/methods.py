@@ -255,6 +255,7 @@ def build_bench(
         device=device,
         precision=comparison.precision,
         seconds=comparison.seconds,
+        fine_tuned=original.start != SCRATCH and not setup.from_scratch,
     )
 
 
