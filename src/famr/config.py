@@ -36,7 +36,7 @@ class FAMR:
         overshoot: κ of the reference target: how much further than the target to aim. A short run stops before it
             arrives. None: 0.2 for samples, else 0.
         demotion: γ: weight of a penalty that pushes forgotten classes down among the unlikely ones. Without it they are
-            never predicted, but may stay second. None: 0.03 for a masked target.
+            never predicted, but may stay second. None: 0.03 for whole classes with the masked or the proxy target.
         anchor: How distance to the original weights is measured. See `famr.anchors`.
         strength: λ of Eq. (1): larger keeps more and forgets less. The paper's experiments call it ρ. "auto": chosen
             within the budget.
@@ -52,8 +52,8 @@ class FAMR:
         edit_head: Whether the head may change too. None: not for `natural`.
         learning_rate: η of Alg. 1; for `natural` the share of the step that would bring the loss to zero if it were
             linear. None: ½ for `natural`, the paper's 1e-4 for the others, 2e-4 for samples.
-        epochs: Passes over the forget set. None: about 48 steps; for other optimisers than `natural` at least eight
-            passes and about 100 steps.
+        epochs: Passes over the forget set. None: about 48 steps, 150 with the proxy target; for other optimisers than
+            `natural` at least eight passes and about 100 steps.
         batch_size: Images a step, at most. The paper names none; with the sum of Eq. (2) a larger batch takes larger
             steps.
         optimiser: How the weights move; `sgd` is the plain step of Alg. 1. See `famr.optim`.

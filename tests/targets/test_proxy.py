@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from famr.errors import RequestError
 from famr.metrics.forgetting import entropy
 from famr.targets import ProxyPredictions
-from famr.targets.proxy import complete, proxy_target
+from famr.targets.proxy import complete, odds_ceiling, proxy_target
 from famr.targets.tempered import matching_temperature
 
 FORGOTTEN = torch.tensor([2])
@@ -73,6 +75,17 @@ def test_each_image_has_a_proxy_of_its_own() -> None:
     found = proxy_target(ProxyPredictions(z, known, torch.ones(2)), FORGOTTEN, base)
     assert bool((found[:, 2] == 0).all())
     assert bool((found[:, [0, 1, 3, 4]] > 0).all())
+
+
+def test_the_ceiling_is_the_odds_of_what_a_proxy_never_saw_against_the_rest_that_it_knows() -> None:
+    """Of five classes 0 and 1 are forgotten; the proxy saw 1, which counts on neither side, and not 4."""
+    z = torch.tensor([[0.1, 0.5, 0.2, 0.15, 0.05]]).log()
+    proxy = ProxyPredictions(z, torch.tensor([[False, True, True, True, False]]), torch.tensor([0.5]))
+    ceiling = odds_ceiling(proxy, torch.tensor([0, 1]))
+    assert ceiling.highest.exp().tolist() == pytest.approx([0.1 / 0.35])
+    own = torch.tensor([[0.3, 0.0001, 0.1, 0.05, 0.5], [0.001, 0.9, 0.1, 0.05, 0.5]]).log()
+    excess = ceiling.excess(own, torch.tensor([0, 0]))
+    assert excess.tolist() == pytest.approx([(math.log(0.3 / 0.15) - math.log(0.1 / 0.35)) ** 2, 0.0])
 
 
 def test_without_a_base_the_target_is_the_proxys_own_prediction() -> None:

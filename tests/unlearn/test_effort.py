@@ -24,8 +24,9 @@ from famr.runs.events import Plan, ProxyStep
 from famr.runs.folder import earlier_runs
 from famr.runs.resume import ResumeState
 from famr.targets import HeldOutStatistics, ProxyPredictions
+from famr.targets.margins import margins
 from famr.targets.masked import masked_target, without
-from famr.targets.proxy import proxy_target
+from famr.targets.proxy import odds_ceiling, proxy_target
 from famr.targets.tempered import matching_temperature
 from famr.training import Trained
 from famr.unlearn.history import Event
@@ -107,16 +108,26 @@ def test_whoever_asks_gets_what_they_ask_for() -> None:
     assert resolved(famr.FAMR(target="masked"), available(plan(1.0)))[0] == "masked"
 
 
-def test_adam_moves_late_layers_to_what_a_proxy_predicts_of_a_class_and_all_layers_for_samples() -> None:
-    engine, method = PlainEngine(CPU), famr.FAMR(effort="thorough")
-    forgotten_class, _ = resolve(method, available(plan(1.0)), engine)
-    steps = forgotten_class.epochs * available().steps(method.batch_size)
-    assert (forgotten_class.optimiser, forgotten_class.edited_share, steps) == ("adam", 0.25, 300)
-    assert (forgotten_class.learning_rate, forgotten_class.function_images) == (2e-4, 20)
-    samples, _ = resolve(method, available(plan(1.0), kind="samples"), engine)
-    assert (samples.optimiser, samples.edited_share, samples.overshoot) == ("adam", 1.0, 0.0)
-    alone, _ = resolve(method, replace(available(plan(0.0)), retained=False, sketch=True), engine)
-    assert (alone.optimiser, alone.anchor, alone.epochs) == ("natural", "kfac", 150)
+def test_a_demotion_brings_the_odds_of_a_class_below_those_that_its_proxy_gives(
+    original: famr.Classifier, calibrated: famr.Splits, recipe: famr.ProxyRecipe, thorough: Unlearned
+) -> None:
+    assert thorough.method.demotion == 0.03
+    merely = replace(THOROUGH, demotion=0.0)
+    without = famr.forget(original, calibrated, merely, recipe=recipe, device="cpu", monitor=QUIET)
+    assert thorough.proxy is not None
+    ceiling = odds_ceiling(thorough.proxy, torch.tensor([3])).highest
+
+    def above(run: Unlearned) -> float:
+        logits = predict(run.model, calibrated.forget, CPU).logits
+        return float((margins(logits, calibrated.forget.targets) - ceiling).clamp(min=0).square().mean())
+
+    assert above(thorough) < 0.5 * above(without)
+
+
+def test_a_demotion_is_for_classes_and_not_for_samples() -> None:
+    engine = PlainEngine(CPU)
+    assert resolve(THOROUGH, available(plan(1.0)), engine)[0].demotion == 0.03
+    assert resolve(THOROUGH, available(plan(1.0), kind="samples"), engine)[0].demotion == 0.0
 
 
 def test_without_data_for_a_proxy_thorough_is_refused_and_auto_is_quick() -> None:

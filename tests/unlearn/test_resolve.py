@@ -97,8 +97,9 @@ def test_a_temperature_is_for_targets_that_have_one() -> None:
 
 
 def test_small_forget_sets_are_seen_more_often() -> None:
-    assert [enough_epochs(steps, least_steps=48) for steps in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
-    assert [enough_epochs(steps, least_steps=100, least_epochs=8) for steps in (1, 4, 1000)] == [100, 25, 8]
+    assert [enough_epochs(steps, natural=True) for steps in (1, 2, 4, 16, 1000)] == [48, 24, 12, 3, 2]
+    assert [enough_epochs(steps, natural=False) for steps in (1, 4, 1000)] == [100, 25, 8]
+    assert enough_epochs(1000, natural=False, least=12) == 12
 
 
 def test_samples_and_styles_change_every_layer_and_are_anchored_on_all_images_that_the_steps_use() -> None:
@@ -176,7 +177,7 @@ def test_the_default_forgets_another_digit_and_keeps_what_the_original_knows(
     ("request_", "method"),
     [
         (famr.Request(samples=[0, 1]), FAMR(demotion=0.03)),
-        (famr.Request(classes=["3"]), FAMR(effort="thorough", demotion=0.03)),
+        (famr.Request(samples=list(range(20))), FAMR(effort="thorough", demotion=0.03)),
         (famr.Request(classes=["3"]), replace(FAMR.paper(), demotion=0.03)),
         (famr.Request(style=("x", "y")), FAMR(beta=None, style_layer="blocks.0", demotion=0.03)),
     ],
@@ -189,7 +190,7 @@ def test_a_demotion_is_refused_for_a_target_that_takes_none(
     data = replace(
         digits, train=replace(digits.train, all_columns=columns), test=replace(digits.test, all_columns=columns)
     )
-    with pytest.raises(RequestError, match="masked target") as caught:
+    with pytest.raises(RequestError, match="masked or proxy target") as caught:
         famr.forget(original, famr.split(data, request_), method, device="cpu")
     assert "demotion 0.03" in str(caught.value)
 

@@ -87,6 +87,26 @@ def logit_excess(logits: Tensor, forgotten: Tensor) -> Tensor:
     return (logits.index_select(-1, forgotten) - quartile).clamp(min=0).square().sum(dim=-1)
 
 
+def log_odds(logits: Tensor, these: Tensor, others: Tensor) -> Tensor:
+    """log Σ p over some classes − log Σ p over others, of each image.
+
+    Args:
+        logits: (batch, classes).
+        these: Which classes, (batch, classes).
+        others: Against which, (batch, classes).
+
+    Returns:
+        (batch,), at least float32.
+
+    >>> logits = torch.tensor([[0.9, 0.05, 0.04, 0.01]]).log()
+    >>> log_odds(logits, torch.tensor([[1, 0, 0, 0]]).bool(), torch.tensor([[0, 1, 1, 0]]).bool()).exp()
+    tensor([10.])
+    """
+    logits = at_least_float32(logits)
+    sums = [logits.masked_fill(~part, -torch.inf).logsumexp(dim=-1) for part in (these, others)]
+    return sums[0] - sums[1]
+
+
 def gram_matrix(features: Tensor) -> Tensor:
     """G_φ(x) = φ(x) φ(x)ᵀ of each image [FAMR, Eq. (3)].
 

@@ -15,6 +15,7 @@ from famr.engine.base import Session
 from famr.losses.objective import Reduction, combine, gram_matrix, logit_excess, reduce, style_distance, target_kl
 from famr.metrics.predictions import Predictions
 from famr.models.activations import LayerOutput
+from famr.targets.base import OddsCeiling
 
 
 class ImageLosses(NamedTuple):
@@ -54,6 +55,7 @@ class ForgetObjective:
         config: α, β, γ and the reduction.
         target: q, (classes,), or (images, classes) for one distribution an image, on the session's device.
         demoted: Indices of the classes that the demotion pushes down; None without it.
+        ceiling: The log-odds below which it pushes them; None: the lowest quarter of the remaining classes.
         style: Reads the style layer; None where no style is forgotten.
         gram_target: G_target; None where no style is forgotten.
     """
@@ -62,6 +64,7 @@ class ForgetObjective:
     config: ResolvedFAMR
     target: Tensor
     demoted: Tensor | None = None
+    ceiling: OddsCeiling | None = None
     style: LayerOutput | None = None
     gram_target: Tensor | None = None
 
@@ -94,7 +97,9 @@ class ForgetObjective:
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.target.device)]
         kl = target_kl(logits, target)
         if self.demoted is not None:
-            kl = kl + self.config.demotion * logit_excess(logits, self.demoted)
+            ceiling = self.ceiling
+            excess = logit_excess(logits, self.demoted) if ceiling is None else ceiling.excess(logits, batch.positions)
+            kl = kl + self.config.demotion * excess
         return ImageLosses(logits, kl, style)
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:

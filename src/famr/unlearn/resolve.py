@@ -16,25 +16,23 @@ from famr.targets import TARGETS
 from famr.unlearn.inputs import Available
 
 LATE_SHARE = 0.25
-"""The share of the layers that is edited for classes and concepts: the last quarter kept more than half of them (0.3
-points) or all (several points on digits)."""
+"""The share of the layers that a natural step edits: the last quarter kept more than half of them (0.3 points) or all
+(several points on digits)."""
 NATURAL_STEPS, OTHER_STEPS = 48, 100
 """Steps of a whole run, about."""
-PROXY_NATURAL_STEPS, PROXY_STEPS = 150, 300
-"""The same for a proxy's target: it takes more of them to arrive."""
+PROXY_STEPS = 150
+"""The same for a proxy's target with natural steps: it takes more of them to arrive."""
 SAMPLE_EPOCHS = 8
 """Passes at least over samples: the average gap to retraining is 0.030 after two, 0.024 after four, 0.016 after 8."""
-ADAM_RATE = 2e-4
-"""η of Adam, but for styles: for samples twice the usual η keeps more test accuracy (86.0 instead of 85.5 %) at the
-same forgetting. With a proxy's target it brings the log-odds of a class of CIFAR-100 to −11.3, natural steps to −7.3;
-retrained models have −12.1, and the best bias recovers 0.17, 0.58 and 0.08 of the class."""
+SAMPLE_RATE = 2e-4
+"""η of Adam for samples: twice the usual η keeps more test accuracy (86.0 instead of 85.5 %) at the same forgetting."""
 SAMPLE_OVERSHOOT = 0.2
 """κ for samples: a run covers 87 % of the way to its target; aiming further brings the average gap to 0.011."""
 STYLE_EPOCHS, STYLE_FUNCTION_STRENGTH = 24, 10.0
 """Passes at least over a style, and λ of its function-space anchor: 12 passes lose a point and a half of the other
 styles with λ = 2 and one point with λ = 5; 24 passes with λ = 10 lose about half a point at the same Gram distance."""
 FUNCTION_IMAGES = 20
-"""Retained images a class for the function-space anchor of late layers."""
+"""Retained images a class for the function-space anchor of a natural step."""
 WATCHED_SHARE = 0.1
 """The share of a retained class that is not anchored, so that the run can be watched on it."""
 
@@ -59,22 +57,24 @@ def resolve(method: FAMR, available: Available, engine: Engine) -> tuple[Resolve
             where="beta",
             fix="FAMR(beta=None, style_layer=…), or --style-layer on the command line.",
         )
+    style = method.forgets_style
+    optimiser = _optimiser(available) if method.optimiser == "auto" else method.optimiser
+    rule, samples = OPTIMISERS[optimiser], optimiser == "adam" and available.kind == "samples"
+    steps_per_epoch = available.steps(method.batch_size)
+    least = STYLE_EPOCHS if style else SAMPLE_EPOCHS
+    share = LATE_SHARE if rule.uses_metric and not style else 1.0  # a style is read off early layers
+
     target, why_target = _target(method, available, engine)
     proxied = TARGETS[target].needs_proxy
-    optimiser = _optimiser(available, proxied) if method.optimiser == "auto" else method.optimiser
-    rule, kind, adam = OPTIMISERS[optimiser], available.kind, optimiser == "adam"
-    late = (rule.uses_metric or (proxied and kind != "samples")) and not method.forgets_style
-    share = LATE_SHARE if late else 1.0  # a style is read off early layers
-    steps_per_epoch = available.steps(method.batch_size)
-    epochs = method.epochs or enough_epochs(steps_per_epoch, *_least(method, rule, kind, proxied))
-    demotion, why_demotion = _demotion(method, target)
+    natural_steps = PROXY_STEPS if proxied else NATURAL_STEPS
+    epochs = method.epochs or enough_epochs(steps_per_epoch, rule.uses_metric, least, natural_steps)
+    demotion, why_demotion = _demotion(method, target, available.kind)
     edited_share = _given(method.edited_share, share)
     anchor, why_anchor = _anchor(method, available, engine, rule, edited_share)
     images_seen = epochs * steps_per_epoch * method.batch_size
-    usual_rate = ADAM_RATE if adam and (late or kind == "samples") else rule.default_rate
-    usual_strength = STYLE_FUNCTION_STRENGTH if adam and method.forgets_style else rule.function_strength
+    usual_strength = STYLE_FUNCTION_STRENGTH if optimiser == "adam" and style else rule.function_strength
     function_strength, function_images, why_function = _function_anchor(
-        method, available, usual_strength, images_seen, few=late or rule.uses_metric
+        method, available, rule, usual_strength, images_seen
     )
     metric = ANCHORS[anchor]
     first_strength = metric.strength_as_metric if rule.uses_metric else metric.strength_as_penalty
@@ -82,7 +82,7 @@ def resolve(method: FAMR, available: Available, engine: Engine) -> tuple[Resolve
         effort="thorough" if proxied else "quick",
         target=target,
         temperature=method.temperature if TARGETS[target].has_temperature else None,
-        overshoot=_given(method.overshoot, SAMPLE_OVERSHOOT if adam and kind == "samples" and not proxied else 0.0),
+        overshoot=_given(method.overshoot, SAMPLE_OVERSHOOT if samples and not proxied else 0.0),
         demotion=demotion,
         anchor=anchor,
         strength=first_strength if method.strength == "auto" else float(method.strength),
@@ -94,7 +94,7 @@ def resolve(method: FAMR, available: Available, engine: Engine) -> tuple[Resolve
         edited_share=edited_share,
         # with a free head the cheapest way to forget a class is to lower its row: the features keep it
         edit_head=not rule.uses_metric if method.edit_head is None else method.edit_head,
-        learning_rate=_given(method.learning_rate, usual_rate),
+        learning_rate=_given(method.learning_rate, SAMPLE_RATE if samples else rule.default_rate),
         epochs=epochs,
         batch_size=method.batch_size,
         optimiser=optimiser,
@@ -109,40 +109,33 @@ def resolve(method: FAMR, available: Available, engine: Engine) -> tuple[Resolve
     return config, "; ".join(why for why in (why_target, why_demotion, why_anchor, why_function) if why)
 
 
-def enough_epochs(steps: int, least_steps: int, least_epochs: int = 2) -> int:
-    """Passes over the forget set: small sets are seen more often.
+def enough_epochs(steps: int, natural: bool, least: int = SAMPLE_EPOCHS, natural_steps: int = NATURAL_STEPS) -> int:
+    """Passes over the forget set: small sets are seen more often, for about 48 natural steps, or 100 others.
 
     Args:
         steps: Steps of one pass.
-        least_steps: Steps of the whole run, at least.
-        least_epochs: Passes, at least.
+        natural: Whether they are natural steps.
+        least: Passes at least, for other steps.
+        natural_steps: Natural steps of a whole run.
 
-    >>> [enough_epochs(steps, least_steps=48) for steps in (1, 4, 40)]
+    >>> [enough_epochs(steps, natural=True) for steps in (1, 4, 40)]
     [48, 12, 2]
+    >>> [enough_epochs(steps, natural=False) for steps in (1, 4, 40)]
+    [100, 25, 8]
     """
-    return max(least_epochs, -(-least_steps // steps))
-
-
-def _least(method: FAMR, rule: type[UpdateRule], kind: Kind, proxied: bool) -> tuple[int, int]:
-    """Steps and passes of a run, at least."""
-    if rule.uses_metric:
-        return (PROXY_NATURAL_STEPS if proxied else NATURAL_STEPS), 2
-    if method.forgets_style:
-        return OTHER_STEPS, STYLE_EPOCHS
-    return (PROXY_STEPS, 2) if proxied and kind != "samples" else (OTHER_STEPS, SAMPLE_EPOCHS)
+    return max(2, -(-natural_steps // steps)) if natural else max(least, -(-OTHER_STEPS // steps))
 
 
 def _given(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _optimiser(available: Available, proxied: bool) -> str:
+def _optimiser(available: Available) -> str:
     """Samples and styles depend on all that a network has learnt: all of it must move, anchored on many images.
 
-    The target of a proxy is reached by Adam, other targets of classes by natural steps. Without retained images to
-    anchor it on, a network moves in the metric of the weight anchor.
+    Without retained images to anchor it on, a network moves in the metric of the weight anchor.
     """
-    return "adam" if available.retained and (proxied or available.kind in ("samples", "style")) else "natural"
+    return "adam" if available.retained and available.kind in ("samples", "style") else "natural"
 
 
 def _target(method: FAMR, available: Available, engine: Engine) -> tuple[str, str]:
@@ -161,7 +154,7 @@ def _target(method: FAMR, available: Available, engine: Engine) -> tuple[str, st
     plan, device = available.proxy, engine.device.type
     if plan is None or engine.sharded or method.effort == "quick":
         return quick, why_quick
-    if method.effort == "auto" and (method.temperature is not None or method.demotion):  # a proxy's target has none
+    if method.effort == "auto" and method.temperature is not None:  # a proxy's target has none
         return quick, why_quick
     costs = plan.describe(device)
     if method.effort == "thorough" or (plan.affordable(device) and available.kind != "style"):
@@ -182,9 +175,9 @@ def _quick_target(available: Available) -> tuple[str, str]:
     return "uniform", "target uniform (the paper's: there is nothing to compare with)"
 
 
-def _demotion(method: FAMR, target: str) -> tuple[float, str]:
+def _demotion(method: FAMR, target: str, kind: Kind) -> tuple[float, str]:
     """γ, and why it was picked."""
-    default = TARGETS[target].default_demotion
+    default = TARGETS[target].default_demotion if kind in ("class", "concept") else None
     if method.demotion is None:
         return (
             (0.0, "") if not default else (default, f"demotion {default:g} (forgotten classes among the unlikely ones)")
@@ -192,9 +185,9 @@ def _demotion(method: FAMR, target: str) -> tuple[float, str]:
     if method.demotion and default is None:
         demoting = " or ".join(name for name, known in TARGETS.items() if known.default_demotion is not None)
         raise RequestError(
-            f"A demotion goes with the {demoting} target, and this run has the {target} one.",
+            f"A demotion is for whole classes, with the {demoting} target; this run has the {target} one, for {kind}.",
             where=f"demotion {method.demotion:g}",
-            fix="Leave it out; it is for whole classes that are to look as if they were never seen.",
+            fix="Leave it out.",
         )
     return method.demotion, ""
 
@@ -225,22 +218,22 @@ def _anchor(
 
 
 def _function_anchor(
-    method: FAMR, available: Available, usual_strength: float, images_seen: int, *, few: bool
+    method: FAMR, available: Available, rule: type[UpdateRule], usual_strength: float, images_seen: int
 ) -> tuple[float, int, str]:
     """λ of the function-space anchor, its images a class, and why they were picked."""
     strength = _given(method.function_strength, usual_strength if available.retained else 0.0)
     if not strength:
         return 0.0, 0, ""
-    per_class = method.function_images or _anchored_per_class(available, images_seen, few)
+    per_class = method.function_images or _anchored_per_class(available, images_seen, rule.uses_metric)
     why = (
         "" if method.function_strength is not None else f"function-space anchor on {per_class} retained images a class"
     )
     return strength, per_class, why
 
 
-def _anchored_per_class(available: Available, images_seen: int, few: bool) -> int:
-    """As many retained images of each class as the steps can use; late layers need a few."""
+def _anchored_per_class(available: Available, images_seen: int, natural: bool) -> int:
+    """As many retained images of each class as the steps can use; natural steps need a few."""
     if not available.classes:
         return FUNCTION_IMAGES
-    most = FUNCTION_IMAGES if few else int((1 - WATCHED_SHARE) * available.fewest)
+    most = FUNCTION_IMAGES if natural else int((1 - WATCHED_SHARE) * available.fewest)
     return max(1, min(-(-images_seen // available.classes), most))
