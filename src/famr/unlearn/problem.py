@@ -98,12 +98,11 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
         held_out = None if calibration is None else session.evaluation_batches(calibration)
         target = _target(session, inputs, config, style, forget, held_out)
         config = replace(config, temperature=target.temperature)
-        demoted = config.demotion and inputs.forgotten  # a concept within classes leaves no class to push down
         objective = ForgetObjective(
             session=session,
             config=config,
             target=target.probabilities.to(session.device),
-            demoted=torch.tensor(inputs.forgotten, device=session.device) if demoted else None,
+            demoted=torch.tensor(inputs.forgotten, device=session.device) if config.demotion else None,
             ceiling=None if target.ceiling is None else target.ceiling.to(session.device),
             style=style,
             gram_target=None if style is None else neutral_gram(session, inputs, style, config),
