@@ -86,11 +86,14 @@ def method_section(records: RunRecords) -> Section:
 
 def _proxy(proxy: Mapping[str, Any]) -> str:
     """Where the predictions of proxies came from."""
-    start = "where its training started" if proxy["start_sha256"] else "from random weights"
+    share, start = proxy["late_share"], "where its training started" if proxy["start_sha256"] else "from random weights"
+    trained = f"all layers, begun {start}"
+    if share < 1:
+        trained = f"{100 * share:.0f} % of the layers, begun {start}; the other layers are the original's"
     return (
         "The target is made from the predictions of a model that never saw the forget set, trained "
         f"{proxy['trained']}: {proxy['epochs']} epochs ({proxy['epochs_of_training']} in the original's training), "
-        f"{proxy['late_share']:.0%} of the layers, begun {start}; the other layers are the original's. "
+        f"{trained}. "
         f"Source: {proxy['source']}."
     )
 
