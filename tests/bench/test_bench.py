@@ -23,6 +23,7 @@ from famr.baselines import (
     Retrain,
     SisaRemoval,
 )
+from famr.baselines.base import BaselineOutput, RunSettings
 from famr.baselines.session import BaselineSession, WeightBaseline
 from famr.bench import methods, running
 from famr.bench.columns import AVERAGE_GAP
@@ -72,6 +73,24 @@ def quick(method: Any) -> BenchMethod:
 def bench_of(digits: Data, *compared: BenchMethod, **changes: Any) -> Bench:
     tasks = changes.pop("tasks", (request_task(famr.Request(classes=["3"])),))
     return Bench(digits, start, TRAINING, compared, tasks, device="cpu", description={"data": "digits"}, **changes)
+
+
+@dataclass(frozen=True)
+class Asked(FamrMethod):
+    """FAMR that says which recipe it was given, and stops."""
+
+    def run(self, original: famr.Classifier, splits: famr.Splits, settings: RunSettings) -> BaselineOutput:  # noqa: ARG002
+        assert self.recipe is not None
+        raise RequestError(f"The proxy trains {self.recipe.late_share} of the layers.")
+
+
+@pytest.mark.parametrize(("fine_tuned", "share"), [(False, 0.5), (True, 1.0)])
+def test_a_network_that_was_fine_tuned_has_a_proxy_with_all_layers_of_its_own(
+    digits: Data, tmp_path: Path, fine_tuned: bool, share: float
+) -> None:
+    bench = bench_of(digits, BenchMethod("FAMR", Asked()), fine_tuned=fine_tuned, retrained=False)
+    run_bench(bench, tmp_path / "bench", lambda _line: None)
+    assert f"trains {share} of the layers" in (tmp_path / "bench/results.json").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,17 @@ def test_the_desk_s_records_are_shown_without_names_of_samples(records: RunRecor
     assert "ann.png" not in "".join(pages.values())
 
 
+def test_the_proxy_is_described_by_the_layers_of_its_own(records: RunRecords) -> None:
+    proxy = {"trained": "for this run", "epochs": 2, "epochs_of_training": 8, "start_sha256": "0" * 64, "source": "x"}
+    shared, whole = (
+        str(method_section(replace(records, run={**records.run, "proxy": {**proxy, "late_share": share}})))
+        for share in (0.5, 1.0)
+    )
+    assert "50 % of the layers, begun where its training started; the other layers are the original's." in shared
+    assert "all layers, begun where its training started." in whole
+    assert "other layers" not in whole
+
+
 def test_every_trial_is_shown_with_its_criterion_and_the_images_that_changed(records: RunRecords) -> None:
     old = {"strength": 1.0, "function_strength": 0.0, "loss_before": 4.0, "loss_after": 3.0, "forget_accuracy": 0.25}
     old |= {"chance": 0.0, "retained_before": 0.9, "retained_after": 0.9, "predicted_drift": None, "watched": 300}
