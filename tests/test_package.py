@@ -110,29 +110,25 @@ def test_the_method_pages_table_is_made_from_the_committed_results() -> None:
 
 
 def test_the_method_pages_figures_of_proxies_are_those_of_the_committed_results() -> None:
-    def means(variant: str, *columns: str, name: str = "never_saw-digits") -> list[str]:
-        rows = [row for row in result(name)["cells"] if row["request"].startswith("class")]
-        chosen = [row for row in rows if re.fullmatch(variant, row["variant"])]
-        return [f"{fmean(row[column] for row in chosen):.3f}" for column in columns]
+    def means(name: str, variant: str) -> list[str]:
+        cells = [row for row in result(name)["cells"] if row["request"].startswith("class")]
+        rows = [row for row in cells if re.fullmatch(variant, row["variant"])]
+        js, auc, odds = (fmean(row[column] for row in rows) for column in ("js", "tell_tale", "log_odds"))
+        return [f"{js:.3f}", f"{auc:.3f}", f"{odds:.1f}".replace("-", "−")]
 
-    text = " ".join(text_of("docs/method.md").split())
-    own, sketch, quick, retrained = (
-        means(variant, "js", "tell_tale") for variant in ("thorough", "thorough, sketch", "quick", r"retrained \d+")
-    )
-    assert "retrained models of " + " and a two-sample AUC of ".join(own) in text
-    assert f"with a sketch at {' and '.join(sketch)}, a quick one at {' and '.join(quick)};" in text
-    assert f"retrained models are at {' and '.join(retrained)}." in text
-    js, auc = zip(
-        *(
-            means(variant, "js", "tell_tale", name="never_saw-digits-others")
-            for variant in ("thorough", "quick", r"retrained \d+")
-        ),
-        strict=True,
-    )
-    assert (
-        f"AUC is {auc[0]} (quick {auc[1]}; retrained {auc[2]}), and the JS no better: {js[0]} ({js[1]}; {js[2]})"
-        in text
-    )
+    text = text_of("docs/method.md")
+    variants = {"retrained": r"retrained \d+", "thorough": "thorough", "quick": "quick"}
+    for title, variant in {**variants, "thorough, with a sketch": "thorough, sketch"}.items():
+        values = [*means("never_saw-digits-others", variant), *means("never_saw-digits", variant)]
+        assert f"| {title} | {' | '.join(values)} |" in text
+
+
+def test_the_audit_pages_rates_are_those_of_the_committed_calibration() -> None:
+    text, summary = text_of("docs/audits.md"), result("audit_calibration-digits")["summary"]
+    for effort in ("quick", "thorough"):
+        rates = [summary[count][f"unlearned {effort}"] for count in ("5", "10", "19")]
+        values = [f"{rate['fail']} of {rate['audits']}" for rate in rates]
+        assert f"| `--effort {effort}`: audits that fail | {' | '.join(values)} |" in text
 
 
 def test_the_readmes_table_is_made_from_the_committed_results() -> None:

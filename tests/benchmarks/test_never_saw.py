@@ -21,7 +21,16 @@ from famr.data import Data
 def setting(digits: Data) -> Setting:
     facts = {"benchmark": "never saw: digits", "data": "digits", "model": "a tiny ViT"}
     brief = famr.Training(epochs=1, batch_size=64, augmentation=None)
-    return Setting(digits, small_vit(digits.labels, embed_dim=16, depth=2), brief, facts, classes=3, samples=2)
+    return Setting(
+        digits,
+        small_vit(digits.labels, embed_dim=16, depth=2),
+        brief,
+        facts,
+        scored_seed=1,
+        late_share=0.5,
+        classes=3,
+        samples=2,
+    )
 
 
 def test_classes_and_samples_for_tuning_are_others_than_the_reported_ones(setting: Setting) -> None:
