@@ -40,6 +40,7 @@ def killed(words, before):
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    torch.set_num_threads(1)  # torch's pool did not survive the fork: made anew before two threads want it at once
     renamed = []
     def replace(self, target):
         if len(renamed) == before:
