@@ -14,10 +14,10 @@ from famr.data import Images
 from famr.data.loaders import Batches
 from famr.engine.base import Session
 from famr.errors import RequestError
-from famr.losses.objective import log_odds
 from famr.metrics.forgetting import correct, entropy
 from famr.metrics.predictions import Predictions
 from famr.models.activations import LayerOutput
+from famr.targets.demotion import Demotion
 from famr.targets.margins import margins
 
 
@@ -66,40 +66,6 @@ class ProxyPredictions:
     logits: Tensor
     known: Tensor
     temperature: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class OddsCeiling:
-    """How likely forgotten classes may be at most: KL alone is content when they are merely improbable.
-
-    Attributes:
-        forgotten: For each image the forgotten classes whose odds are limited, (images, classes).
-        others: The classes against which they are taken, (images, classes).
-        highest: Log-odds, (images,).
-    """
-
-    forgotten: Tensor
-    others: Tensor
-    highest: Tensor
-
-    def excess(self, logits: Tensor, images: Tensor) -> Tensor:
-        """max(0, ℓ − highest)² with the log-odds ℓ of the forgotten classes, (batch,).
-
-        Args:
-            logits: (batch, classes).
-            images: Positions of the batch's images in the forget set, (batch,).
-        """
-        images = images.to(self.highest.device)
-        odds = log_odds(logits, self.forgotten[images], self.others[images])
-        return (odds - self.highest[images]).clamp(min=0).square()
-
-    def to(self, device: torch.device) -> OddsCeiling:
-        """The same on a device.
-
-        Args:
-            device: Of the logits.
-        """
-        return OddsCeiling(self.forgotten.to(device), self.others.to(device), self.highest.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +155,7 @@ class Target(ABC):
     Attributes:
         probabilities: q, (classes,) where all images share it, else (images, classes).
         temperature: τ with which it was built; None for a target without one.
-        ceiling: What a demotion pushes forgotten classes below; None: the lowest quarter of the remaining classes.
+        demotion: What forgotten classes are pushed below; None: the lowest quarter of the remaining classes.
         has_temperature: Whether the target takes a temperature; where the user gives none, `build` chooses it.
         default_demotion: γ where the user gives none, for a target of classes that are forgotten whole; None for a
             target that takes no demotion.
@@ -198,7 +164,7 @@ class Target(ABC):
 
     probabilities: Tensor
     temperature: float | None = None
-    ceiling: OddsCeiling | None = None
+    demotion: Demotion | None = None
 
     has_temperature: ClassVar[bool] = False
     default_demotion: ClassVar[float | None] = None

@@ -24,7 +24,8 @@ from torch import Tensor
 from famr.errors import RequestError
 from famr.losses.objective import at_least_float32, log_odds
 from famr.metrics.forgetting import entropy
-from famr.targets.base import OddsCeiling, ProxyPredictions, Target, TargetInputs
+from famr.targets.base import ProxyPredictions, Target, TargetInputs
+from famr.targets.demotion import OddsCeiling
 from famr.targets.masked import MaskedTarget, masked_target
 from famr.targets.reference import ReferenceTarget
 from famr.targets.tempered import TemperedTarget, matching_temperature, tempered_target
@@ -57,7 +58,7 @@ class ProxyTarget(Target):
         forgotten = torch.tensor(inputs.forgotten if inputs.forgets_classes else (), dtype=torch.long)
         base = None if inputs.style is not None else base_target(inputs, forgotten)
         ceiling = odds_ceiling(inputs.proxy, forgotten) if len(forgotten) else None
-        return cls(proxy_target(inputs.proxy, forgotten, base), ceiling=ceiling)
+        return cls(proxy_target(inputs.proxy, forgotten, base), demotion=ceiling)
 
 
 def base_target(inputs: TargetInputs, forgotten: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor
 from famr.config import ResolvedFAMR
 from famr.data.loaders import Batch, Batches
 from famr.engine.base import Session
-from famr.losses.objective import Reduction, combine, gram_matrix, logit_excess, reduce, style_distance, target_kl
+from famr.losses.objective import Reduction, combine, gram_matrix, reduce, style_distance, target_kl
 from famr.metrics.predictions import Predictions
 from famr.models.activations import LayerOutput
-from famr.targets.base import OddsCeiling
+from famr.targets.demotion import Demotion
 
 
 class ImageLosses(NamedTuple):
@@ -54,8 +54,7 @@ class ForgetObjective:
         session: Computes the logits.
         config: α, β, γ and the reduction.
         target: q, (classes,), or (images, classes) for one distribution an image, on the session's device.
-        demoted: Indices of the classes that the demotion pushes down; None without it.
-        ceiling: The log-odds below which it pushes them; None: the lowest quarter of the remaining classes.
+        demotion: What forgotten classes are pushed below; None without it.
         style: Reads the style layer; None where no style is forgotten.
         gram_target: G_target; None where no style is forgotten.
     """
@@ -63,8 +62,7 @@ class ForgetObjective:
     session: Session
     config: ResolvedFAMR
     target: Tensor
-    demoted: Tensor | None = None
-    ceiling: OddsCeiling | None = None
+    demotion: Demotion | None = None
     style: LayerOutput | None = None
     gram_target: Tensor | None = None
 
@@ -96,10 +94,8 @@ class ForgetObjective:
             style = session.gather(style_distance(gram_matrix(features), self.gram_target), len(batch.labels))
         target = self.target if self.target.ndim == 1 else self.target[batch.positions.to(self.target.device)]
         kl = target_kl(logits, target)
-        if self.demoted is not None:
-            ceiling = self.ceiling
-            excess = logit_excess(logits, self.demoted) if ceiling is None else ceiling.excess(logits, batch.positions)
-            kl = kl + self.config.demotion * excess
+        if self.demotion is not None:
+            kl = kl + self.config.demotion * self.demotion.excess(logits, batch.positions)
         return ImageLosses(logits, kl, style)
 
     def combined(self, kl: Tensor, style: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ from famr.engine.base import Session
 from famr.metrics.predictions import Predictions
 from famr.models.activations import LayerOutput
 from famr.targets import TARGETS, Target, TargetInputs
+from famr.targets.demotion import LowestQuarter
 from famr.unlearn.edited import edited_parameters
 from famr.unlearn.inputs import RunInputs
 from famr.unlearn.objective import ForgetObjective
@@ -98,12 +99,12 @@ def build_problem(session: Session, inputs: RunInputs, config: ResolvedFAMR, see
         held_out = None if calibration is None else session.evaluation_batches(calibration)
         target = _target(session, inputs, config, style, forget, held_out)
         config = replace(config, temperature=target.temperature)
+        demotion = target.demotion or LowestQuarter(torch.tensor(inputs.forgotten))
         objective = ForgetObjective(
             session=session,
             config=config,
             target=target.probabilities.to(session.device),
-            demoted=torch.tensor(inputs.forgotten, device=session.device) if config.demotion else None,
-            ceiling=None if target.ceiling is None else target.ceiling.to(session.device),
+            demotion=demotion.to(session.device) if config.demotion else None,
             style=style,
             gram_target=None if style is None else neutral_gram(session, inputs, style, config),
         )
