@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,13 +25,15 @@ from famr.runs.events import Plan, ProxyStep
 from famr.runs.folder import earlier_runs
 from famr.runs.resume import ResumeState
 from famr.targets import HeldOutStatistics, ProxyPredictions
+from famr.targets.demotion import Demotion, LowestQuarter, OddsCeiling
 from famr.targets.margins import margins
 from famr.targets.masked import masked_target, without
 from famr.targets.proxy import odds_ceiling, proxy_target
 from famr.targets.tempered import matching_temperature
 from famr.training import Trained
-from famr.unlearn.history import Event
+from famr.unlearn.history import Event, FollowedRun, follow
 from famr.unlearn.inputs import Available
+from famr.unlearn.problem import Problem
 from famr.unlearn.resolve import resolve
 from famr.unlearn.result import Unlearned
 
@@ -122,6 +125,28 @@ def test_a_demotion_brings_the_odds_of_a_class_below_those_that_its_proxy_gives(
         return float((margins(logits, calibrated.forget.targets) - ceiling).clamp(min=0).square().mean())
 
     assert above(thorough) < 0.5 * above(without)
+
+
+def test_the_demotion_of_a_thorough_run_is_its_proxys_and_that_of_a_quick_one_the_lowest_quarter(
+    original: famr.Classifier, calibrated: famr.Splits, recipe: famr.ProxyRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demotions: list[Demotion | None] = []
+
+    def noted(problem: Problem, *arguments: Any) -> FollowedRun:
+        demotions.append(problem.objective.demotion)
+        return follow(problem, *arguments)
+
+    monkeypatch.setattr("famr.unlearn.trials.follow", noted)
+    brief = famr.FAMR(epochs=1, strength=1.0)
+    _, run = (
+        famr.forget(original, calibrated, replace(brief, effort=effort), recipe=recipe, device="cpu", monitor=QUIET)
+        for effort in ("quick", "thorough")
+    )
+    quick, thorough = demotions
+    assert isinstance(quick, LowestQuarter)
+    assert isinstance(thorough, OddsCeiling)
+    assert run.proxy is not None
+    assert torch.equal(thorough.highest, odds_ceiling(run.proxy, torch.tensor([3])).highest)
 
 
 def test_a_demotion_is_for_classes_and_not_for_samples() -> None:
